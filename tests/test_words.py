@@ -55,7 +55,7 @@ def test_the_command_and_python_use_the_same_words() -> None:
     ],
 )
 def test_a_keyword_of_another_library_is_answered_with_ours(word: str, said: str) -> None:
-    with pytest.raises(ValueError, match=f"^{word} is no setting: {said}$"):
+    with pytest.raises(ValueError, match=f"^{word} is not a setting: {said}$"):
         of_bytes().generate("a", **{word: 1})
 
 

@@ -210,7 +210,7 @@ def test_one_press_shows_why_guessing_is_faster(opened: Opened) -> None:
     page = opened(reduced_motion="reduce")
     page.select_option("[data-pane=a] [data-name=law]", "block")
     assert page.text_content("[data-pane=a] .manner") == (
-        "A block begins as masks. Pass by pass its tokens are uncovered, in any order."
+        "A block begins as masks. Each pass reveals some of its tokens, in any order."
     )
     page.fill("[data-pane=a] [data-name=temperature]", "0")
     page.fill("#max_tokens", "60")

@@ -164,9 +164,13 @@ def test_what_is_typed_is_what_is_measured(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("model", "words", "said"),
     [
-        (of_bytes(None), [], "which a drafter makes, and a joint model, got autoregressive, which has none"),
-        (of_bytes(4), [], "a joint model has (trained with next_token), got block diffusion that is none"),
-        (baseline(SEDD), [], "acceptance is of drafts, which a drafter makes, and a joint model, got SEDD"),
+        (of_bytes(None), [], "which a drafter or a joint model makes, got autoregressive, which has none"),
+        (
+            of_bytes(4),
+            [],
+            "a joint model has (trained with next_token), got block diffusion that is not joint",
+        ),
+        (baseline(SEDD), [], "acceptance is of drafts, which a drafter or a joint model makes, got SEDD"),
         (joint(), ["--masks", "0"], "--masks must be at least 1, got 0"),
         (
             joint(),

@@ -207,7 +207,7 @@ def test_ssd_lm_writes_and_has_no_likelihood(model, tasks, tmp_path, capsys):
     assert "Likelihoods" not in capsys.readouterr().out
     words = ["--tasks", "own_choose", "--include-path", str(tasks), "--device", "cpu"]
     assert main(["harness", str(tmp_path / "model"), *words]) == 1
-    assert "SSD-LM (method kind simplex) has no likelihood" in capsys.readouterr().err
+    assert "SSD-LM (method kind simplex) has neither a likelihood" in capsys.readouterr().err
 
 
 def test_bad_input_is_one_line(model, tasks, tmp_path, capsys):

@@ -136,7 +136,7 @@ def test_texts_are_those_of_the_law_and_say_so(law, model, tmp_path, capsys):
     ]
     capsys.readouterr()
     if law == "causal":
-        assert "an autoregressive model writes token after token" in fails(
+        assert "an autoregressive model writes token by token" in fails(
             capsys, "sample", model, "ab", "--law", law, "--steps", "3"
         )
 

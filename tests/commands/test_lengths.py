@@ -254,7 +254,7 @@ def test_a_floor_that_nothing_reaches_is_refused(floor, window, highest, tmp_pat
     words = ["--entropy-floor", str(floor), "--entropy-window", str(window), "--device", "cpu"]
     assert main(["lengths", str(tmp_path / "model"), *words]) == 1
     error = capsys.readouterr().err
-    assert f"entropy_floor must be at most {highest}, the entropy of {window} tokens" in error
+    assert f"entropy_floor must be at most {highest}, the largest entropy that {window} tokens" in error
     assert error.rstrip().endswith(f"got {floor}")
 
 
@@ -297,7 +297,7 @@ def test_bad_input_is_one_line(shards, tmp_path, capsys):
     for words, message in (
         ([], "a source must be given"),
         ([str(run), "--count", "0"], "count must be at least 1, got 0"),
-        ([str(run), "--length", "64"], "entropy_window must be within the length 64"),
+        ([str(run), "--length", "64"], "entropy_window must be at most the length 64"),
         ([str(run), "--length", "0"], "length must be a whole number from 1 on, got 0"),
         ([str(run), "--data", str(other)], "made with another tokenizer"),
         ([str(run), "--data", str(tmp_path)], "holds no token shards"),

@@ -340,11 +340,11 @@ def test_a_tokenizer_for_a_model_saved_without_one(saved, model, tmp_path, capsy
         ("sample BARE ab", "the model was saved without a tokenizer; name one with --tokenizer"),
         (
             "sample MODEL a-prompt-longer-than-the-context",
-            "prompt 0: length must hold its 33 tokens, the one that texts begin with included, got 16",
+            "prompt 0: length must be at least the prompt's 33 tokens, including the start token, got 16",
         ),
         (
             "sample MODEL a abcdef --length 5",
-            "prompt 1: length must hold its 7 tokens, the one that texts begin with included, got 5",
+            "prompt 1: length must be at least the prompt's 7 tokens, including the start token, got 5",
         ),
         ("sample MODEL ab --length 0", "--length must be at least 1, got 0"),
         ("sample MODEL ab --count 0", "--count must be at least 1, got 0"),
@@ -388,7 +388,7 @@ def test_a_tokenizer_for_a_model_saved_without_one(saved, model, tmp_path, capsy
         ("sample MODEL ab --entropy-floor -1", "must be finite and not negative, got -1.0"),
         (
             "sample MODEL ab --entropy-floor 9 --length 300",
-            "entropy_floor must be at most 5.55, the entropy of 256 tokens",
+            "entropy_floor must be at most 5.55, the largest entropy that 256 tokens",
         ),
         (
             "sample MODEL ab --stride 4",
@@ -396,13 +396,13 @@ def test_a_tokenizer_for_a_model_saved_without_one(saved, model, tmp_path, capsy
         ),
         ("sample ONE_BLOCK ab --no-cache", "a network of one block has nothing to cache"),
         ("sample ONE_BLOCK ab --stride 17", "stride must lie in 1..16, the context, got 17"),
-        ("sample AUTOREGRESSIVE ab --steps 4", "an autoregressive model writes token after token"),
-        ("sample AUTOREGRESSIVE ab --tokens-per-pass 2", "an autoregressive model writes token after token"),
+        ("sample AUTOREGRESSIVE ab --steps 4", "an autoregressive model writes token by token"),
+        ("sample AUTOREGRESSIVE ab --tokens-per-pass 2", "an autoregressive model writes token by token"),
         (
             "sample MODEL ab --projection greedy",
             "projection must be left at its default, got greedy: it is SSD",
         ),
-        ("sample MODEL ab --entropy-floor 4", "prompt 0: entropy_window must be within the length 16, or"),
+        ("sample MODEL ab --entropy-floor 4", "prompt 0: entropy_window must be at most the length 16, or"),
         ("sample MODEL ab --device nonsense", "device must be cpu, cuda or cuda:N, got 'nonsense'"),
         ("sample SEDD ab --steps 0", "--steps must be at least 1, got 0"),
         (
@@ -418,10 +418,10 @@ def test_a_tokenizer_for_a_model_saved_without_one(saved, model, tmp_path, capsy
         ("sample D3PM ab --tokens-per-pass 2", "D3PM takes its own steps"),
         (
             "sample SSD ab --top-k 3",
-            "top_k must be left at its default, got 3: SSD-LM draws by its projection",
+            "top_k must be left at its default, got 3: SSD-LM draws with its projection",
         ),
-        ("sample SSD ab --temperature 0.5", "SSD-LM draws by its projection"),
-        ("sample SSD ab --top-p-rule exclusive", "SSD-LM draws by its projection"),
+        ("sample SSD ab --temperature 0.5", "SSD-LM draws with its projection"),
+        ("sample SSD ab --top-p-rule exclusive", "SSD-LM draws with its projection"),
         pytest.param(
             "sample MODEL ab --device cuda",
             "device must be cpu where there is no GPU that torch can use, got 'cuda'",

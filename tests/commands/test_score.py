@@ -157,7 +157,10 @@ def test_the_errors_of_windows_are_independent_and_add_up_so(tmp_path):
             ["TEXT", "--estimator", "best"],
             "estimator must be auto, paper, exact, nelbo, nelbo:ordered, nelbo:reference, counts or iw:K",
         ),
-        (["TEXT", "--samples", "2"], "samples is for an estimate that is drawn, and 'exact' is not, got 2"),
+        (
+            ["TEXT", "--samples", "2"],
+            "samples is for an estimate that draws, and 'exact' draws nothing, got 2",
+        ),
         (["TEXT", "--seed", "-1"], "--seed must be at least 0, got -1"),
     ],
     ids=str,

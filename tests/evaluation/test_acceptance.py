@@ -285,5 +285,5 @@ def test_what_cannot_be_measured_is_refused():
         measure_acceptance(model, drafts, [batch], WAYS)
     with pytest.raises(ValueError, match="evaluation mode"):
         measure_acceptance(tiny_transformer(3, dropout=0.1).train(), drafts, [batch], WAYS)
-    with pytest.raises(ValueError, match="hands keys and values to a store"):
+    with pytest.raises(ValueError, match="a network that stores keys and values"):
         measure_acceptance(CopyNetwork(), drafts, [batch], WAYS)

@@ -114,7 +114,9 @@ def test_what_cannot_be_a_judge_is_refused_before_the_hub_is_asked(source, monke
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
     with pytest.raises(ValueError, match=r"judge must be a local folder, a \.gguf file or a hub id"):
         HuggingFaceJudge.load(source)
-    with pytest.raises(ValueError, match=r"judge must be a hub id, 'owner/name' or 'name', and no file, got"):
+    with pytest.raises(
+        ValueError, match=r"judge must be a hub id, 'owner/name' or 'name', and not a file, got"
+    ):
         HuggingFaceJudge.load(source, from_hub=True)
 
 

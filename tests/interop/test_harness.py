@@ -447,7 +447,7 @@ def test_ssd_lm_has_no_likelihood():
         lambda: rolling(lm, ["a"]),
         lambda: HarnessLM(lm.model, estimator="nelbo"),
     ):
-        with pytest.raises(ValueError, match=r"SSD-LM \(method kind simplex\) has no likelihood"):
+        with pytest.raises(ValueError, match=r"SSD-LM \(method kind simplex\) has neither a likelihood"):
             ask()
 
 

@@ -293,12 +293,12 @@ def test_projections():
             )
         ),
         (D3PM, {"cache": False}, "a network of one block has nothing to cache"),
-        (D3PM_UNIFORM, {"stride": 4}, "uniform noise is over a whole context"),
-        (D3PM_UNIFORM, {"cache": False}, "uniform noise is over a whole context"),
+        (D3PM_UNIFORM, {"stride": 4}, "uniform noise covers a whole context"),
+        (D3PM_UNIFORM, {"cache": False}, "uniform noise covers a whole context"),
         (D3PM_BLOCKS, {"stride": 4}, "this model writes blocks of 4"),
-        (SEDD_BLOCKS, {"stride": 4}, "SEDD writes blocks of 4 in steps of its own"),
+        (SEDD_BLOCKS, {"stride": 4}, "SEDD writes blocks of 4 in its own steps"),
         *(
-            (SSD, changes, "SSD-LM draws by its projection")
+            (SSD, changes, "SSD-LM draws with its projection")
             for changes in (
                 {"unmasking": FirstHitting(2)},
                 {"stride": 4},
@@ -466,7 +466,7 @@ def test_only_a_bound_is_known(method, estimator):
 @pytest.mark.parametrize("estimator", ["auto", "paper", "exact", "nelbo", "counts", "iw:2"])
 def test_ssd_lm_has_no_likelihood(estimator):
     with pytest.raises(
-        ValueError, match=r"SSD-LM \(method kind simplex\) has no likelihood, nor a bound on one"
+        ValueError, match=r"SSD-LM \(method kind simplex\) has neither a likelihood nor a bound on one"
     ):
         baseline(SSD).log_likelihood("ab", estimator=estimator)
 

@@ -339,7 +339,7 @@ def test_the_seed_of_the_settings_gives_every_text_its_own():
 
 def test_as_many_seeds_as_prompts():
     for seeds, shown in (([1, 2, 3], r"\[1, 2, 3\]"), ([1], r"\[1\]"), (3, "3"), ([], r"\[\]")):
-        with pytest.raises(ValueError, match=f"seeds must be one for each of 2 texts, got {shown}"):
+        with pytest.raises(ValueError, match=f"seeds must hold one seed for each of 2 texts, got {shown}"):
             of_bytes().stream(["a", "b"], seeds=seeds)
 
 
@@ -398,15 +398,45 @@ def test_where_nothing_is_left_to_write_nothing_is_done(block_size):
 
 @every_method
 def test_a_length_that_does_not_hold_the_prompt(block_size):
-    begun = ", the one that texts begin with included"
-    open_ = "got 16, by default one context; give a length"
+    begun = ", including the start token"
+    open_ = "got 16, the default of one context; give a length"
     for model, prompts, length, said in (
-        (of_bytes(block_size), ["a", "abcde"], 5, f"prompt 1: length must hold its 6 tokens{begun}, got 5"),
-        (of_bytes(block_size), "x" * 17, None, f"prompt 0: length must hold its 18 tokens{begun}, {open_}"),
-        (of_bytes(block_size), ["a", Gap(5)], 6, f"prompt 0: length must hold its 7 tokens{begun}, got 6"),
-        (of_bytes(block_size), [1] * 17, None, f"prompt 0: length must hold its 17 tokens, {open_}"),
-        (of_bytes(block_size), [1, Gap(5)], 5, "prompt 0: length must hold its 6 tokens, got 5"),
-        (of_bytes(block_size, score_first=True), "abc", 2, "prompt 0: length must hold its 3 tokens, got 2"),
+        (
+            of_bytes(block_size),
+            ["a", "abcde"],
+            5,
+            f"prompt 1: length must be at least the prompt's 6 tokens{begun}, got 5",
+        ),
+        (
+            of_bytes(block_size),
+            "x" * 17,
+            None,
+            f"prompt 0: length must be at least the prompt's 18 tokens{begun}, {open_}",
+        ),
+        (
+            of_bytes(block_size),
+            ["a", Gap(5)],
+            6,
+            f"prompt 0: length must be at least the prompt's 7 tokens{begun}, got 6",
+        ),
+        (
+            of_bytes(block_size),
+            [1] * 17,
+            None,
+            f"prompt 0: length must be at least the prompt's 17 tokens, {open_}",
+        ),
+        (
+            of_bytes(block_size),
+            [1, Gap(5)],
+            5,
+            "prompt 0: length must be at least the prompt's 6 tokens, got 5",
+        ),
+        (
+            of_bytes(block_size, score_first=True),
+            "abc",
+            2,
+            "prompt 0: length must be at least the prompt's 3 tokens, got 2",
+        ),
     ):
         with pytest.raises(ValueError, match=f"^{said}$"):
             model.stream(prompts, length=length)
@@ -582,7 +612,9 @@ def test_a_tokenizer_of_another_mask_is_refused():
 
 def test_a_tokenizer_of_another_vocabulary_is_refused(tmp_path: Path):
     of_four_tokens().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="tokenizer must have at most the network's 4 tokens, got 258"):
+    with pytest.raises(
+        ValueError, match="tokenizer must have at most 4 tokens, as many as the network, got 258"
+    ):
         load(tmp_path, tokenizer="bytes")
 
 
@@ -684,7 +716,9 @@ def test_numpys_seeds_write_the_same_texts():
 
 def test_a_seed_is_not_for_texts_that_have_their_own():
     model = of_bytes()
-    with pytest.raises(ValueError, match="seed is for texts without seeds of their own, got 5 with seeds"):
+    with pytest.raises(
+        ValueError, match="seed is for texts that have no seeds of their own, got 5 with seeds"
+    ):
         model.generate("a", seed=5, seeds=[1])
     assert model.generate("a", Settings(seed=5), seeds=[1]) == model.generate("a", seeds=[1])
 
@@ -741,5 +775,5 @@ def test_bad_numbers_of_new_tokens(value):
 
 def test_a_length_and_new_tokens_exclude_each_other():
     for options in ({"length": 9}, {"settings": Settings(length=9)}):
-        with pytest.raises(ValueError, match="either length or max_new_tokens may be given, got 9 and 4"):
+        with pytest.raises(ValueError, match="give either length or max_new_tokens, not both, got 9 and 4"):
             of_bytes().generate("a", max_new_tokens=4, **options)

@@ -70,8 +70,8 @@ def test_other_texts_beside_them_are_their_own() -> None:
         ({"regex": "a", "json_schema": "{}"}, "only one of regex and json_schema may be given"),
         ({"regex": 3}, "regex must be a text, got 3"),
         ({"regex": "a", "stop_at_eos": False}, "regex needs stop_at_eos"),
-        ({"regex": "a", "speculation": 2}, "speculation must be off for a text that a grammar guides"),
-        ({"regex": "a", "cache": False}, "cache must be on for a text that a grammar guides"),
+        ({"regex": "a", "speculation": 2}, "speculation must be off for a text with a grammar"),
+        ({"regex": "a", "cache": False}, "cache must be on for a text with a grammar"),
         ({"regex": "a" * 200_000}, "regex must have at most 100,000 characters, got 200,000"),
     ],
     ids=lambda each: str(each)[:40],
@@ -82,7 +82,7 @@ def test_what_cannot_be_is_refused_with_the_reason(changes: dict[str, Any], said
 
 
 def test_models_that_cannot_be_held_to_a_grammar_say_so() -> None:
-    with pytest.raises(ValueError, match="regex is for models that write token after token"):
+    with pytest.raises(ValueError, match="regex is for models that write token by token"):
         of_bytes().generate("a", regex="a")
     with pytest.raises(ValueError, match="a template must not be guided"):
         causal().generate([["a", Gap(2), "b"]], regex="a", fills=1)

@@ -105,7 +105,7 @@ def test_a_count_writes_so_many_texts_for_each_prompt() -> None:
     assert tokens_of(model.generate("a", count=2, seeds=[5, 6])) == tokens_of(
         model.generate(["a", "a"], seeds=[5, 6])
     )
-    with pytest.raises(ValueError, match="seeds must be one for each of 4 texts, got "):
+    with pytest.raises(ValueError, match="seeds must hold one seed for each of 4 texts, got "):
         model.generate(["a", "b"], count=2, seeds=[1, 2])
     for count in (0, -1, 1.5, "2", True, None):
         with pytest.raises(ValueError, match=f"count must be a whole number from 1 on, got {count!r}"):

@@ -313,7 +313,7 @@ def test_large_blocks_that_lean_have_counts_by_default():
 def test_times_are_refused_for_an_order_that_leans(block_size):
     model = of_four_tokens(block_size, context=12).with_lean(0.5)
     said = (
-        r"estimator must be exact, counts or iw:K for an order that leans \(lean 0\.5\), got 'nelbo', whose"
+        r"estimator must be exact, counts or iw:K for an order that leans \(lean 0\.5\), got 'nelbo', which"
     )
     with pytest.raises(ValueError, match=said):
         model.log_likelihood([[0, 1]], estimator="nelbo")
@@ -497,9 +497,9 @@ def test_prompt_and_text_are_tokenized_apart_as_in_generation():
 @pytest.mark.parametrize(
     ("texts", "options", "said"),
     [
-        (["b"], {"prompts": ["a"], "given": [1]}, "either prompts or given may be given, got both"),
-        (["b", "c"], {"prompts": ["a"]}, "prompts must be one for each of 2 texts, got 1"),
-        (["b"], {"prompts": [[]]}, r"prompt 0 must have at least 1 token: .*, got \[\]"),
+        (["b"], {"prompts": ["a"], "given": [1]}, "give either prompts or given, not both, got"),
+        (["b", "c"], {"prompts": ["a"]}, "prompts must hold one prompt for each of 2 texts, got 1"),
+        (["b"], {"prompts": [[]]}, r"prompt 0 must have at least 1 token, .*, got \[\]"),
         ([""], {"prompts": ["a"]}, "text 0 must have at least 1 token to score, got ''"),
         (["b"], {"prompts": [[1, 258]]}, r"prompt 0: token ids must lie in 0\.\.257, got 258"),
         (["b", [5, -1]], {"prompts": ["a", "a"]}, r"text 1: token ids must lie in 0\.\.257, got -1"),
@@ -547,7 +547,7 @@ def test_autoregressive_likelihoods_need_no_bound(estimator):
 
 def test_large_blocks_have_no_exact_likelihood():
     model = of_four_tokens(16, context=16)
-    said = r"for blocks of 16 therefore 2^16 − 1; it is for blocks of at most 12. Use 'counts'.* or 'iw:K'"
+    said = r"which is 2^16 − 1 for blocks of 16; it is for blocks of at most 12. Use 'counts'.* or 'iw:K'"
     with pytest.raises(ValueError, match=said.replace("^", r"\^")):
         model.log_likelihood([[0, 1]], estimator="exact")
     assert model.log_likelihood([[0, 1]], estimator="iw:2")[0].log_p < 0
@@ -573,7 +573,7 @@ def test_networks_that_are_told_the_time_have_a_nelbo_alone(estimator):
             r"iw:K .*, got 'exakt', did you mean 'exact'\?",
         ),
         ({"estimator": "iw:0"}, "iw:K with K from 1 to 1,000, got 'iw:0'"),
-        ({"samples": 4}, "samples is for an estimate that is drawn, and 'exact' is not, got 4"),
+        ({"samples": 4}, "samples is for an estimate that draws, and 'exact' draws nothing, got 4"),
         ({"samples": 0}, "samples must be a whole number, at least 1, or None, got 0"),
         ({"batch_size": 0}, "batch_size must be a whole number, at least 1, got 0"),
         ({"batch_size": True}, "batch_size must be a whole number, at least 1, got True"),
@@ -656,7 +656,7 @@ def test_one_text_needs_no_list_around_it(block_size):
 def test_texts_up_to_one_context(block_size):
     model = of_bytes(block_size)
     assert model.log_likelihood("x" * 15)[0].tokens == 15
-    counts = r"\(the network's context; the token that texts begin with counts\)"
+    counts = r"\(the network's context, including the start token\)"
     with pytest.raises(ValueError, match=f"text 1 must have 2 to 16 tokens {counts}, got 17"):
         model.log_likelihood(["x", "x" * 16])
 

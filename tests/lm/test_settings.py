@@ -311,7 +311,8 @@ def test_given_tokens_count_in_the_window_and_are_never_dropped(block_size, firs
 )
 def test_a_text_shorter_than_the_window_is_refused(prompt, changes, length, block_size):
     said = (
-        f"prompt 0: entropy_window must be within the length {length}, or entropy_floor does nothing, got 256"
+        f"prompt 0: entropy_window must be at most the length {length}, or entropy_floor has no effect, "
+        "got 256"
     )
     with pytest.raises(ValueError, match=said):
         of_bytes(block_size).stream([prompt], entropy_floor=4.0, **changes)
@@ -334,7 +335,9 @@ def test_a_mask_beside_the_vocabulary_takes_none_of_a_floors_tokens():
     shape = {"mask_id": 4, "vocab_size": 4, "mask_vector": True, "context": CONTEXT}
     model, window = of_four_tokens(4, **shape), {"length": 1000, "entropy_window": 1000}
     model.stream([[0]], **window, entropy_floor=math.log(4))
-    with pytest.raises(ValueError, match=r"entropy_floor must be at most 1\.39, .* a vocabulary of 4 allows"):
+    with pytest.raises(
+        ValueError, match=r"entropy_floor must be at most 1\.39, .* a vocabulary of 4 can have"
+    ):
         model.stream([[0]], **window, entropy_floor=math.log(4) + 0.01)
 
 
@@ -439,11 +442,15 @@ def test_tokens_per_pass_keeps_the_order_of_the_model():
     ("block_size", "changes", "said"),
     [
         (None, {"unmasking": Ancestral(5)}, r"unmasking must be left at its default, got Ancestral\(steps=5"),
-        (None, {"unmasking": FirstHitting(2)}, "an autoregressive model writes token after token"),
+        (None, {"unmasking": FirstHitting(2)}, "an autoregressive model writes token by token"),
         (None, {"stride": 4}, "stride must be left at its default, got 4: an autoregressive model"),
         (None, {"steps": 4}, "steps must be left at its default, got 4: an autoregressive model"),
         (None, {"projection": "greedy"}, "projection must be left at its default, got greedy: an auto"),
-        (1, {"projection": "greedy"}, "projection must be left at its default, got greedy: it is SSD-LM's"),
+        (
+            1,
+            {"projection": "greedy"},
+            "projection must be left at its default, got greedy: only SSD-LM has projections",
+        ),
         (
             4,
             {"steps": 4, "unmasking": FirstHitting()},
@@ -456,7 +463,7 @@ def test_tokens_per_pass_keeps_the_order_of_the_model():
             "tokens_per_pass must be left at its default, got 4: an autoregressive",
         ),
         (None, {"confidence": 0.5}, r"confidence must be left at its default, got 0\.5: an autoregressive"),
-        (CONTEXT, {"projection": "multi_hot"}, "got multi_hot: it is SSD-LM's"),
+        (CONTEXT, {"projection": "multi_hot"}, "got multi_hot: only SSD-LM has projections"),
         (1, {"stride": 4}, "stride must be left at its default, got 4: this model writes blocks of 1"),
         (4, {"stride": 4}, "stride must be left at its default, got 4: this model writes blocks of 4"),
         (
@@ -545,13 +552,13 @@ def test_strides_lie_within_the_context(stride):
 @pytest.mark.parametrize(("name", "meant"), [("lenght", "length"), ("top_b", "top_p"), ("seeds_", "seed")])
 def test_misspelt_settings_get_a_suggestion(name, meant):
     with pytest.raises(
-        ValueError, match=rf"{name} is no setting, did you mean '{meant}'\? allowed are length, "
+        ValueError, match=rf"{name} is not a setting, did you mean '{meant}'\? allowed are length, "
     ):
         of_bytes().generate("a", **{name: 3})
 
 
 def test_unknown_settings_get_the_list_of_all():
-    with pytest.raises(ValueError, match="foo is no setting, allowed are") as caught:
+    with pytest.raises(ValueError, match="foo is not a setting, allowed are") as caught:
         of_bytes().stream("a", foo=3)
     assert all(field.name in str(caught.value) for field in fields(Settings))
 

@@ -88,9 +88,7 @@ def test_a_mask_beside_the_vocabulary_is_for_methods_that_only_read_it(method: M
 
 
 def test_the_mask_is_the_token_that_has_the_vector_of_its_own() -> None:
-    with pytest.raises(
-        ValueError, match="mask_id must be 11, the vector that the network has for it, got 10"
-    ):
+    with pytest.raises(ValueError, match="mask_id must be 11, the network's extra vector for it, got 10"):
         LanguageModelConfig(network=replace(NETWORK, mask_vector=True), method=METHODS[0], mask_id=10)
     for network, most in ((NETWORK, 10), (replace(NETWORK, mask_vector=True), 11)):
         for outside in (-1, most + 1):

@@ -135,7 +135,9 @@ def test_what_it_does_not_have_is_refused_in_plain_words() -> None:
     ):
         network.new_cache(1, segment=2)
     batch = TokenBatch.of(torch.tensor([[0, 1, 3, 0]]), score_first=True)
-    with pytest.raises(ValueError, match="algorithm must be single_pass for a network that hands no keys"):
+    with pytest.raises(
+        ValueError, match="algorithm must be single_pass for a network that does not store keys"
+    ):
         BlockDenoiser(network, batch, blocks_of(2), algorithm="two_pass")
     lm = model(PLAIN, BlockDiffusionMethod(block_size=2))
     with pytest.raises(ValueError, match="algorithm must be single_pass"):
@@ -211,7 +213,7 @@ def test_likelihoods_sum_to_one_where_the_mask_is_no_token(method: Method) -> No
 @pytest.mark.parametrize("mask_id", [2, 4, -1])
 def test_a_vector_for_the_mask_says_which_id_it_has(mask_id: int) -> None:
     network = TransformerConfig(vocab_size=3, mask_vector=True)
-    with pytest.raises(ValueError, match=r"mask_id must (be 3, the vector|lie in 0\.\.3)"):
+    with pytest.raises(ValueError, match=r"mask_id must (be 3, the network's extra vector|lie in 0\.\.3)"):
         LanguageModelConfig(network=network, method=AutoregressiveMethod(), mask_id=mask_id)
 
 

@@ -104,7 +104,7 @@ def test_texts_of_another_writing_are_not_mixed(changes, said, model, whole, tmp
 
 
 def test_prompts_that_are_too_long_are_refused_before_anything_is_written(model, tmp_path):
-    with pytest.raises(ValueError, match="prompt 0: length must hold its"):
+    with pytest.raises(ValueError, match="prompt 0: length must be at least the prompt's"):
         write(model, tmp_path / "sub" / "own.jsonl", prompts=["a long prompt indeed"])
     assert list(tmp_path.iterdir()) == []
 

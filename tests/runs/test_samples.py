@@ -175,7 +175,7 @@ def test_texts_that_cannot_be_written_stop_nothing(data, tmp_path, capsys, monke
         ),
         (
             {"sample_texts": 1, "sample_tokens": 4, "sample_prompts": ["abcdef"]},
-            "trackers.sample_prompts, with sample_tokens 4: prompt 0: length must hold its",
+            "trackers.sample_prompts, with sample_tokens 4: prompt 0: length must be at least the prompt's",
         ),
     ],
 )

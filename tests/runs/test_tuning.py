@@ -160,7 +160,7 @@ def test_the_order_is_that_of_the_seed_and_a_run_reads_it(shards: TokenShards, t
         ),
         (
             {"data": {"context": CONTEXT, "skip_long": True}, "method": {"kind": "score_entropy"}},
-            "conversations are learned by autoregressive models, drafters and block diffusion, got ",
+            "only autoregressive models, drafters and block diffusion can learn conversations, got ",
         ),
         ({"data": {"context": 64, "most_context": 32}}, "most_context must be at least the context of 64"),
     ],

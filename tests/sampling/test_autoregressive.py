@@ -151,7 +151,8 @@ def test_a_first_token_that_nothing_predicts_must_be_given(
     model: Transformer, given: Tokens, got: str
 ) -> None:
     message = (
-        f"request 0: given must begin with a token, which this model was not trained to predict, got {got}"
+        "request 0: given must begin with a token, since this model was not trained to predict the first "
+        f"one, got {got}"
     )
     with pytest.raises(ValueError, match=message):
         written(model, given=given, rows=1)

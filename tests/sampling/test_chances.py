@@ -264,14 +264,16 @@ def test_masks_that_d3pm_uncovers_have_them() -> None:
 
 
 def test_nothing_is_computed_that_nobody_is_told() -> None:
-    with pytest.raises(ValueError, match=r"^alternatives are told of each pass, .* got 2 of a text that is"):
+    with pytest.raises(
+        ValueError, match=r"^alternatives are reported for each pass, .* got 2 for a text that is"
+    ):
         of_bytes().stream(alternatives=2, watch=False)
-    with pytest.raises(ValueError, match=r"^alternatives are told of each pass"):
+    with pytest.raises(ValueError, match=r"^alternatives are reported for each pass"):
         of_bytes().engine().submit("a", alternatives=2)
     writer = WRITERS["autoregressive"](MODEL)
     writer.alternatives = 1
     for tell in ("end", "pieces"):
-        with pytest.raises(ValueError, match=r"^alternatives are told of each pass"):
+        with pytest.raises(ValueError, match=r"^alternatives are reported for each pass"):
             Engine().submit(Request(torch.tensor([0]), 0, 4), writer, tell=tell)  # type: ignore[arg-type]
 
 

@@ -615,9 +615,9 @@ def test_by_default_sixteen_fills_are_drawn_and_one_is_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("model", "options", "why"),
     [
-        (of_four_tokens(None), {"temperature": 0.0}, "where the likeliest token is always taken"),
-        (of_four_tokens(None), {"top_k": 1}, "where the likeliest token is always taken"),
-        (of_four_tokens(12, context=12), {}, "for a model of one block, which sees all that is given"),
+        (of_four_tokens(None), {"temperature": 0.0}, "if the likeliest token is always taken"),
+        (of_four_tokens(None), {"top_k": 1}, "if the likeliest token is always taken"),
+        (of_four_tokens(12, context=12), {}, "for a model of one block, which sees all given text"),
         (
             LanguageModel(
                 TIMED,

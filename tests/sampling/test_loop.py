@@ -167,11 +167,12 @@ IN_TRAINING = tiny_transformer(dropout=0.1).train()
         (lambda: sample(autoregressive(IN_TRAINING), ONE), "model must be in evaluation mode"),
         (
             lambda: sample(autoregressive(MODEL, score_first=False), [Request(prompt(0), 0, 4)]),
-            "request 0: given must begin with a token, which this model was not trained to predict, got none",
+            "request 0: given must begin with a token, since this model was not trained to predict the first "
+            "one, got none",
         ),
         (
             lambda: sample(autoregressive(MODEL, score_first=False), [*ONE, Request(tokens("_1"), 0, 4)]),
-            r"request 1: given must begin with a token, which this model .* got \[2\]",
+            r"request 1: given must begin with a token, since this model .* got \[2\]",
         ),
         (lambda: autoregressive(TIMED), "model must not be conditioned on the noise level"),
         (lambda: autoregressive(MODEL, context=0), "context must be at least 1, got 0"),
@@ -179,7 +180,8 @@ IN_TRAINING = tiny_transformer(dropout=0.1).train()
         (lambda: blocks(MODEL, context=-4), "block_size must be a positive divisor of context -4, got 4"),
         (
             lambda: sample(blocks(MODEL, block_size=CONTEXT), [*ONE, Request(prompt(1), 0, CONTEXT + 1)]),
-            "request 1: length must be at most the block size 12, .* got 13; SlidingWriter goes further",
+            "request 1: length must be at most the block size 12, .* got 13; SlidingWriter can "
+            "write longer texts",
         ),
         (lambda: blocks(MODEL, block_size=5), "block_size must be a positive divisor of context 12, got 5"),
         (lambda: blocks(MODEL, block_size=0), "block_size must be at least 1, got 0"),

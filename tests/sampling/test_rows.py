@@ -90,7 +90,7 @@ def test_the_width_is_the_end_of_the_piece_that_holds_the_last_token(make):
 @pytest.mark.parametrize(
     ("given", "seed", "length", "message"),
     [
-        (prompt(5), 0, 4, "length must be .* that holds the 5 given tokens, got 4"),
+        (prompt(5), 0, 4, "length must be .* at least the 5 given tokens, got 4"),
         (prompt(0), 0, 0, "length must be a whole number from 1 on .* got 0"),
         (prompt(0), 0, 4.0, r"length must be a whole number from 1 on .* got 4\.0"),
         (

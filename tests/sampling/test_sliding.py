@@ -79,7 +79,7 @@ def test_hidden_tokens_may_be_shown_with_the_token_before(
 ) -> None:
     law = in_strides(AfterPrevious(model), given, length, 4, 2, in_every_order)
     assert chi_square(written(model, given=given, length=length, previous_token=True), law) > FITS
-    with pytest.raises(ValueError, match="stride must be below the context 4 for a network that is shown"):
+    with pytest.raises(ValueError, match="stride must be below the context 4 for a network that sees"):
         SlidingWriter(model, reading=blocks_of(4, previous_token=True), context=4, stride=4)
     SlidingWriter(model, reading=blocks_of(1, previous_token=True), context=1)  # there is no other stride
 

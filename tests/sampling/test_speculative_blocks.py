@@ -542,7 +542,10 @@ class Pairs(InTurn):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"unmasking": Remasking(steps=6)}, r"unmasking must mask nothing again .* got Remasking\(.*steps=6"),
+        (
+            {"unmasking": Remasking(steps=6)},
+            r"unmasking must not mask tokens again .* got Remasking\(.*steps=6",
+        ),
         ({"unmasking": Ancestral(9)}, r"unmasking must reveal one token a pass .* got Ancestral\(steps=9"),
         ({"unmasking": FirstHitting(2)}, "unmasking must reveal one token a pass .* got .*tokens_per_pass=2"),
         ({"unmasking": MostConfident()}, "unmasking must have an order that is known .* what MostConfident"),
@@ -615,7 +618,7 @@ def test_by_default_it_is_off(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"steps": 50, "remask": 0.1}, "unmasking must mask nothing again"),
+        ({"steps": 50, "remask": 0.1}, "unmasking must not mask tokens again"),
         ({"steps": 50}, "unmasking must reveal one token a pass"),
         ({"tokens_per_pass": 2}, "unmasking must reveal one token a pass"),
         ({"confidence": 0.9}, "unmasking must have an order that is known beforehand"),

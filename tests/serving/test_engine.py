@@ -55,5 +55,5 @@ def test_a_model_that_needs_an_extra_is_one_line(capfd: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize("grace", [-1.0, float("inf"), float("nan")])
 def test_a_grace_without_end_is_refused(grace: float) -> None:
-    with pytest.raises(ValueError, match=f"grace must be a number of seconds from 0 on, got {grace}"):
+    with pytest.raises(ValueError, match=f"grace must be a number of seconds, at least 0, got {grace}"):
         Limits(grace=grace)

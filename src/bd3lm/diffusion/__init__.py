@@ -1,4 +1,4 @@
-"""The mathematics of block diffusion: functions on tensors, with no network, no configuration, no I/O."""
+"""The mathematics of block diffusion: functions of tensors, without networks, configuration or I/O."""
 
 from bd3lm.counter import Purpose, counter_uniform, derive_seed
 from bd3lm.diffusion.categorical import gumbel, gumbel_max, nucleus, temper, top_k

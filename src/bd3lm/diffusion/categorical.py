@@ -1,8 +1,8 @@
-"""Drawing from categorical distributions: 64-bit Gumbel-max, and the usual ways to sharpen one.
+"""Drawing from categorical distributions: 64-bit Gumbel-max, and the usual ways to sharpen a distribution.
 
-Gumbel noise must be drawn in 64 bits (Suppl. C.5, after Zheng et al.): a float32 uniform is a multiple of
-2^-24, so its Gumbel variable never exceeds 16.6, and the noise can no longer lift a token whose logit lies
-further below; that lowers the temperature without saying so.
+Gumbel noise must be drawn in 64 bits (Suppl. C.5, after Zheng et al.). A float32 uniform is a multiple of
+2^-24, so its Gumbel variable never exceeds 16.6, and the noise cannot lift a token with a logit further
+below. That silently lowers the temperature.
 """
 
 import math
@@ -25,7 +25,7 @@ def gumbel_max(log_p: Tensor, uniform: Tensor) -> Tensor:
 
 
 def temper(log_p: Tensor, temperature: float | Tensor) -> Tensor:
-    """p^(1/temperature), normalised. One temperature for all, or a tensor that broadcasts with log_p."""
+    """p^(1/temperature), normalized, for one temperature or a tensor that broadcasts with log_p."""
     if isinstance(temperature, Tensor):
         return torch.where(temperature == 1.0, log_p, _tempered(log_p, temperature.to(log_p.dtype)))
     if not 0.0 < temperature < math.inf:
@@ -38,9 +38,9 @@ def _tempered(log_p: Tensor, temperature: float | Tensor) -> Tensor:
 
 
 def top_k(log_p: Tensor, k: int | Tensor) -> Tensor:
-    """Keep the k likeliest entries (ties broken by the lower index), normalised.
+    """Keep the k likeliest entries (ties broken by the lower index), normalized.
 
-    One number for all, or an int64 tensor that broadcasts with log_p.
+    k is a number, or an int64 tensor that broadcasts with log_p.
     """
     if not isinstance(k, Tensor):
         if k < 1:
@@ -56,13 +56,13 @@ def top_k(log_p: Tensor, k: int | Tensor) -> Tensor:
 def nucleus(
     log_p: Tensor, p: float | Tensor, rule: NucleusRule = "inclusive", *, inclusive: Tensor | None = None
 ) -> Tensor:
-    """Keep the likeliest entries whose probabilities reach p, normalised.
+    """Keep the likeliest entries until their probabilities reach p, normalized.
 
-    ``inclusive`` keeps the entry whose probability crosses p (Holtzman et al.: the smallest set that holds
-    at least p). ``exclusive`` is the reference implementation's rule: the entries whose running total stays
-    within p, and the first in any case. Ties are broken by the lower index. p = 1 keeps everything.
+    ``inclusive`` keeps the entry that crosses p (Holtzman et al.: the smallest set with at least p).
+    ``exclusive`` is the reference implementation's rule: the entries with a running total within p, and
+    always the first. Ties are broken by the lower index. p = 1 keeps everything.
 
-    p and, in place of the rule, whether it is the inclusive one may be tensors that broadcast with log_p.
+    p may be a tensor that broadcasts with log_p. `inclusive` is a bool tensor that replaces `rule`.
     """
     if rule not in ("inclusive", "exclusive"):
         raise ValueError(f"rule must be 'inclusive' or 'exclusive', got {rule!r}")
@@ -84,6 +84,6 @@ def nucleus(
 
 
 def _kept(log_p: Tensor, order: Tensor, first: Tensor) -> Tensor:
-    """Those of the entries in this order that are flagged, normalised."""
+    """The flagged entries in this order, normalized."""
     keep = torch.zeros_like(first).scatter_(-1, order, first)
     return torch.log_softmax(log_p.masked_fill(~keep, -math.inf), dim=-1)

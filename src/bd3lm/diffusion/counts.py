@@ -1,15 +1,16 @@
-"""Masks drawn by the number of tokens in them.
+"""Masking rules that draw the number of masked tokens.
 
-For a block of n maskable tokens and a network that ignores t, the time integral of the NELBO is known: a
-mask of a given set M has total weight 1/(|M|·C(n, |M|)). So
+For a block of n maskable tokens and a network that ignores t, the time integral of the NELBO has a closed
+form: the mask of a set M has total weight 1/(|M|·C(n, |M|)). So
 
     NELBO(x^b) = Σ_{k=1..n} (1/k) · E_{|M|=k} [ Σ_{i in M} −log p(x_i | x_{outside M}, x^{<b}) ],
 
-and drawing k directly is the same objective as drawing t, without the empty masks and without the noise
-of 1/t given k. At n = 1 the token is always masked, with weight 1: the autoregressive loss.
+and drawing k directly gives the same objective as drawing t, without empty masks and without the noise of 1/t
+given k. At n = 1 the token is always masked with weight 1, which is the autoregressive loss.
 
-Where the order of reveal leans (`orders`), M are the last k tokens of such an order, and its terms count by
-the chance w_i / Σ_{j in M} w_j that token i is the next of them to be revealed, which is 1/k for equal rates.
+If the order of reveal leans (`orders`), M are the last k tokens of such an order, and each term is weighted
+by the probability w_i / Σ_{j in M} w_j that token i is the next of them to be revealed, which is 1/k for
+equal rates.
 """
 
 from collections.abc import Mapping
@@ -26,28 +27,29 @@ from bd3lm.diffusion.orders import log_reveal_rates
 from bd3lm.limits import check_lean
 
 CountsWeight = Literal["nelbo", "flat"]
-_MOMENT_MEMORY = 0.9  # share of the old second moments that an update keeps
-_LEAST_SHARE = 1e-9  # far above rounding, so that probabilities can be differences of a running sum
+_MOMENT_MEMORY = 0.9  # the share of the old second moments that an update keeps
+_LEAST_SHARE = 1e-9  # far above rounding, so that differences of a running sum are accurate probabilities
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counts(MaskingRule):
     """Mask k ~ `proposal` of the n maskable tokens of a block, each with weight 1/(k·q(k)).
 
-    Without a proposal k is uniform on 1..n and the weight is n/k. A proposal is one positive number for each
-    count 1..block_size, in any scale; a block with fewer maskable tokens uses its first n.
+    Without a proposal k is uniform on 1..n and the weight is n/k. A proposal has a positive number for each
+    count 1..block_size, in any scale. A block with fewer maskable tokens uses the first n numbers.
 
-    `complementary` makes two noisy copies: the first masks k tokens, the second all the others, so every
-    token is predicted once. A copy that masks j < n tokens arises as the first with probability q(j) and as
-    the second with probability q(n − j), hence weight 1/(j·(q(j) + q(n − j))), n/(2j) for the uniform q; a
-    copy that masks all n arises only as the first: 1/(n·q(n)), which is 1. (Averaging the two copies' n/k
-    losses would be biased.) At block size 1 the second copy would always be empty, so only one is made.
+    `complementary` makes two noisy copies. The first masks k tokens and the second all the others, so every
+    token is predicted once. A copy that masks j < n tokens occurs as the first with probability q(j) and as
+    the second with probability q(n − j), hence the weight 1/(j·(q(j) + q(n − j))), or n/(2j) for the uniform
+    q. A copy that masks all n occurs only as the first: 1/(n·q(n)), which is 1. (Averaging the n/k losses of
+    the two copies would be biased.) At block size 1 the second copy would always be empty, so there is only
+    one.
 
-    With `lean`, the NELBO of that reveal order. Incompatible with `complementary`: the complement is not the
-    tail of an order.
+    `lean` gives the NELBO of that order of reveal. It cannot be combined with `complementary`, because the
+    complement is not the tail of an order.
 
-    `weight="flat"` gives every masked token weight 1 instead: less noise, more of a say to masks of
-    many tokens, and no bound.
+    `weight="flat"` gives every masked token weight 1 instead. This has less noise and gives masks of many
+    tokens more influence, but it is not a bound.
     """
 
     kind = "counts"
@@ -67,7 +69,7 @@ class Counts(MaskingRule):
             raise ValueError(f"complementary=True needs lean 0, got {self.lean:g}")
         if self.proposal is not None and not all(0.0 < q < float("inf") for q in self.proposal):
             raise ValueError(
-                f"proposal must hold a positive number for every count (a count never drawn would be "
+                f"proposal must hold a positive number for every count (a count that is never drawn would be "
                 f"missing from the NELBO), got {self.proposal}"
             )
         if self.proposal and min(self.proposal) < _LEAST_SHARE * max(self.proposal):
@@ -111,14 +113,14 @@ class Counts(MaskingRule):
         return _masks(masked, [self._pair_weight(q, j, n).unsqueeze(-1) for j in (k, n - k)])
 
     def _weight(self, masked: Tensor, k: Tensor, probability: Tensor) -> Tensor:
-        """Weight of each masked token: P(revealed next) / q(k)."""
+        """The weight of each masked token: P(revealed next) / q(k)."""
         if not self.lean:
             return 1.0 / (k * probability).unsqueeze(-1)
         rates = log_reveal_rates(masked.shape[-1], self.lean, device=masked.device)
         return torch.softmax(torch.where(masked, rates, -torch.inf), -1) / probability.unsqueeze(-1)
 
     def _cumulative(self, draws: Draws) -> Tensor:
-        """Q(k) = q(1) + … + q(k) for k = 0..block_size, unnormalised."""
+        """Q(k) = q(1) + … + q(k) for k = 0..block_size, not normalized."""
         self.check_blocks(draws.block_size)
         proposal = (1.0,) * draws.block_size if self.proposal is None else self.proposal
         q = torch.tensor((0.0, *proposal), dtype=torch.float64, device=draws.levels.device)
@@ -136,9 +138,9 @@ class Counts(MaskingRule):
 
 @dataclass(frozen=True, kw_only=True)
 class LearnedCounts(MaskingRule):
-    """`Counts` whose proposal follows the second moments of the loss (`learned_proposal`).
+    """`Counts` with a proposal that adapts to the second moments of the loss (`learned_proposal`).
 
-    It starts as the uniform proposal, and stays unbiased under any.
+    It starts with the uniform proposal. It is unbiased under any proposal.
     """
 
     kind = "learned_counts"
@@ -147,12 +149,12 @@ class LearnedCounts(MaskingRule):
     draws_times = False
 
     second_moments: tuple[float, ...] | None = None
-    """Running estimates of E[S²] for each count, S the summed cross-entropy of a block; None before the
-    first update."""
+    """Running estimates of E[S²] for each count, where S is the summed cross-entropy of a block. None before
+    the first update."""
 
     @cached_property
     def counts(self) -> Counts:
-        """The rule that it is now."""
+        """The current `Counts` rule."""
         return Counts(proposal=learned_proposal(self.second_moments) if self.second_moments else None)
 
     def is_unbiased(self, block_size: int) -> bool:
@@ -162,7 +164,8 @@ class LearnedCounts(MaskingRule):
         return self.counts(draws, maskable)
 
     def statistics(self, nats: Tensor, weight: Tensor, block_size: int) -> dict[str, Tensor]:
-        """For each count k, the sum of S² over the blocks with k masked tokens, and how many there were."""
+        """For each count k, the sum of S² over the blocks with k masked tokens, and the number of these
+        blocks."""
         blocks = (-1, block_size)
         k = (weight > 0).unflatten(-1, blocks).sum(-1).flatten()
         squares = nats.detach().double().unflatten(-1, blocks).sum(-1).square().flatten()
@@ -172,13 +175,13 @@ class LearnedCounts(MaskingRule):
         return {"count_moments": sums[:, 1:]}
 
     def adapt(self, statistics: Mapping[str, Tensor]) -> Self:
-        """Blend the new second moments in."""
+        """Blend in new second moments."""
         squares, seen = statistics["count_moments"].tolist()
         fresh = [square / times if times else None for square, times in zip(squares, seen, strict=True)]
         known = [moment / k**2 for k, moment in enumerate(fresh, 1) if moment is not None]
         if not known:
             return self
-        typical = sum(known) / len(known)  # of S²/k²: what a count not met yet is taken to have
+        typical = sum(known) / len(known)  # of S²/k², assumed for counts that have not occurred
         old = self.second_moments or tuple(typical * k**2 for k in range(1, len(fresh) + 1))
         keep = _MOMENT_MEMORY if self.second_moments else 0.0
         moments = tuple(
@@ -197,7 +200,7 @@ class LearnedCounts(MaskingRule):
 
 
 def _masks(masked: list[Tensor], weight: list[Tensor]) -> Masks:
-    """Stack the copies; an empty copy of a block has an infinite weight on no token, which is nothing."""
+    """Stack the copies. An empty copy has an infinite weight on no token, which counts as nothing."""
     tokens = torch.stack([h.flatten(1) for h in masked], 1)
     per_token = torch.stack(
         [torch.where(h, w, 0.0).flatten(1) for h, w in zip(masked, weight, strict=True)], 1
@@ -206,11 +209,12 @@ def _masks(masked: list[Tensor], weight: list[Tensor]) -> Masks:
 
 
 def learned_proposal(second_moments: tuple[float, ...], *, uniform_share: float = 0.2) -> tuple[float, ...]:
-    """The proposal over counts that minimises the variance of the loss of a block, given what was seen.
+    """The proposal over counts that minimizes the variance of a block's loss, given the observed moments.
 
-    `second_moments[k − 1]` estimates E[S²] for S the summed cross-entropy of a mask of k tokens. The
-    estimate S/(k·q(k)) has second moment Σ_k E[S²]/(k²·q(k)), least at q(k) ∝ √E[S²]/k. A share of the
-    uniform proposal stays mixed in, so that a moment estimated too low cannot make a weight explode.
+    `second_moments[k − 1]` estimates E[S²], where S is the summed cross-entropy of a mask of k tokens. The
+    estimate S/(k·q(k)) has the second moment Σ_k E[S²]/(k²·q(k)), which is smallest for q(k) ∝ √E[S²]/k. A
+    share of the uniform proposal is mixed in, so that a moment that was estimated too low cannot make a
+    weight explode.
     """
     if not second_moments:
         raise ValueError("second_moments must hold a number for each count, got none")

@@ -1,11 +1,11 @@
 """The random numbers of a training or evaluation batch, drawn once for the whole (global) batch.
 
-Randomness is drawn here and nowhere else in the estimators: every rule that masks tokens (`masking`) is a
-pure function of these numbers. A rank or a micro-batch takes its rows of the global draws, so strata span
-ranks and gradient accumulation, and a test can replace chance by enumeration or quadrature.
+Estimators draw random numbers only here: every masking rule (`masking`) is a pure function of them. A rank or
+a micro-batch takes its rows of the global draws. So strata span ranks and gradient accumulation, and a test
+can replace chance by enumeration or quadrature.
 
-All draws are in double precision. A float32 uniform is a multiple of 2^-24: compared with a mask rate of
-1e-9 it would mask far too often, and the weight 1/t would make that visible.
+All draws are in double precision. A float32 uniform is a multiple of 2^-24: compared with a mask rate of 1e-9
+it would mask far too often, and the weight 1/t would make that visible.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Draws:
     """Uniform numbers in (0, 1] for `rows` sequences of `length` tokens in blocks."""
 
     levels: Tensor  # (rows, blocks): the noise level of a block, as a quantile
-    spare: Tensor  # (rows, blocks): for what else a rule draws, given the level: a count, a seed
+    spare: Tensor  # (rows, blocks): for other draws of a rule, given the level, such as a count or a seed
     tokens: Tensor  # (rows, length): which tokens of a block are masked first
 
     def __getitem__(self, rows: slice) -> "Draws":
@@ -32,9 +32,11 @@ class Draws:
 
     @property
     def block_size(self) -> int:
+        """The number of tokens in a block."""
         return self.tokens.shape[1] // self.levels.shape[1]
 
     def to(self, device: torch.device | str) -> "Draws":
+        """The draws on another device."""
         return Draws(
             levels=self.levels.to(device), spare=self.spare.to(device), tokens=self.tokens.to(device)
         )
@@ -44,14 +46,14 @@ class Draws:
 class LevelSampler:
     """Draws one noise level per (sequence, block) in (0, 1] (Suppl. C.4).
 
-    With `stratified`, the unit interval is cut into rows·blocks equal strata and each block draws inside its
-    own: the low-discrepancy sampler of Kingma et al. The paper hands stratum (k−1)B + b to block b of
-    sequence k, which ties the noise level to the place in the batch: at batch size 1 the first block always
-    sees the least noise, so its estimate of anything that differs between blocks is biased. By default the
-    strata are therefore handed out by a random permutation; `assignment="ordered"` is the paper's.
+    `stratified` divides the unit interval into rows·blocks equal strata, and each block draws inside its own:
+    the low-discrepancy sampler of Kingma et al. The paper assigns stratum (k−1)B + b to block b of sequence
+    k, which ties the noise level to the place in the batch. At batch size 1 the first block then always has
+    the least noise, so estimates of anything that differs between blocks are biased. By default a random
+    permutation therefore assigns the strata; `assignment="ordered"` is the paper's way.
 
-    `least` cuts off the levels below it, as the reference implementation does, and with them a part of every
-    bound: levels are then uniform on (least, 1].
+    `least` excludes lower levels, as the reference implementation does, and with them a part of every bound:
+    levels are then uniform on (least, 1].
     """
 
     stratified: bool = True
@@ -66,12 +68,12 @@ class LevelSampler:
 
     @classmethod
     def spread(cls, strata: Strata) -> Self:
-        """The sampler by the name of how it spreads noise levels."""
+        """The sampler for one of the names in `Strata`."""
         return cls(stratified=False) if strata == "none" else cls(assignment=strata)
 
     @property
     def is_uniform(self) -> bool:
-        """Whether the level of each block, taken alone, is uniform: without it no estimate is unbiased."""
+        """Whether the level of each block, taken alone, is uniform. Otherwise no estimate is unbiased."""
         return self.least == 0.0 and (not self.stratified or self.assignment == "permuted")
 
     def sample(
@@ -82,7 +84,7 @@ class LevelSampler:
         generator: torch.Generator | None = None,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        """Levels (rows, blocks), each uniform on (0, 1] taken alone (with permuted strata or none)."""
+        """Levels (rows, blocks). Each, taken alone, is uniform on (0, 1] with permuted strata or none."""
         total = rows * blocks
         levels = 1.0 - torch.rand(total, generator=generator, device=device, dtype=torch.float64)
         if self.stratified:
@@ -104,7 +106,7 @@ class LevelSampler:
         generator: torch.Generator | None = None,
         device: torch.device | str = "cpu",
     ) -> Draws:
-        """Everything random that a batch of `rows` sequences needs."""
+        """All random numbers that a batch of `rows` sequences needs."""
         blocks = blocks_in(length, block_size)
 
         def uniform(*shape: int) -> Tensor:
@@ -118,7 +120,7 @@ class LevelSampler:
 
 
 def blocks_in(length: int, block_size: int) -> int:
-    """B = L / L', which must be whole."""
+    """B = L / L', which must be a whole number."""
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1, got {block_size}")
     if length < 1 or length % block_size:

@@ -1,12 +1,12 @@
-"""Which tokens a training example masks, and what each is worth: rules that draw a mask rate per block.
+"""Which tokens a training example masks, and their weights: rules that draw a mask rate for each block.
 
-A rule maps uniform draws to masks and loss weights. It is *unbiased* when the expected weighted
-cross-entropy is the NELBO of eq. 8, for any network that ignores time. `counts` holds the rules that draw
-how many tokens to mask instead.
+A rule maps uniform draws to masks and loss weights. It is *unbiased* if the expected weighted cross-entropy
+is the NELBO of eq. 8, for any network that ignores time. The rules in `counts` draw the number of tokens to
+mask instead.
 
-A token is *maskable* when it is neither given (the first token of a sequence, a prompt) nor absent (past
-the end of a text, or behind an answer in its block). n is the number of maskable tokens of a block; a block
-with n = 0 contributes nothing.
+A token is *maskable* if it is neither given (the first token of a sequence, a prompt) nor absent (past the
+end of a text, or behind an answer in its block). n is the number of maskable tokens of a block. A block with
+n = 0 contributes nothing.
 """
 
 import math
@@ -23,51 +23,51 @@ from bd3lm.diffusion.orders import log_reveal_times
 from bd3lm.diffusion.schedules import Linear, NoiseSchedule
 from bd3lm.kinds import Kinded
 
-_LEAST_LOW = 1e-6  # above the slack with which realised rates are compared
+_LEAST_LOW = 1e-6  # above the tolerance in comparisons of realized rates
 ClipWeight = Literal["reference", "derivative", "paper", "flat"]
 
 
 @dataclass(frozen=True)
 class Masks:
-    """What is masked in each noisy copy of each row, and the weight of each masked token's cross-entropy."""
+    """The masked tokens of each noisy copy of each row, and the weight of each one's cross-entropy."""
 
     masked: Tensor  # (rows, copies, length) bool
     weight: Tensor  # (rows, copies, length) float32, zero where nothing is masked
-    mask_rate: Tensor | None  # (rows, blocks) for networks conditioned on noise; None where no time was drawn
+    mask_rate: Tensor | None  # (rows, blocks) for networks conditioned on noise; None if no time was drawn
 
 
 class MaskingRule(Kinded, ABC, family="masking rule"):
     """How many tokens of a block to mask, which ones, and with what weight.
 
-    A rule may learn while a network is trained: `statistics` of every batch are summed, over devices too, and
-    `adapt` makes the next rule of the sums. What it has learned is kept in checkpoints (`state`, `restore`).
-    By default a rule learns nothing.
+    A rule may learn during training: `statistics` of every batch are summed, over devices too, and `adapt`
+    makes the next rule from the sums. Checkpoints keep what it has learned (`state`, `restore`). By default a
+    rule learns nothing.
     """
 
     draws_times: ClassVar[bool] = True
-    """Whether it draws a noise level for each block, which a network that is told the level needs."""
+    """Whether it draws a noise level for each block, as a network that is told the level needs."""
 
     in_discrete_steps: ClassVar[bool] = False
-    """Whether its noise levels are T steps, in which a network trained so is judged too."""
+    """Whether its noise levels are T steps, which validation then uses too."""
 
     @property
     def covers_all_levels(self) -> bool:
-        """Whether every noise level is drawn. A network that is told the level has a bound only if it is."""
+        """Whether it draws every noise level. Only then has a network that is told the level a bound."""
         return True
 
     @property
     def order_lean(self) -> float:
-        """How much the order of reveal leans to the left that its masks are met in."""
+        """How much the order of reveal that its masks belong to leans to the left."""
         return 0.0
 
     @property
     def mask_range(self) -> tuple[float, float] | None:
-        """The range that mask rates are drawn from, for a rule that has one."""
+        """The range of mask rates to draw from, for a rule that has one."""
         return None
 
     @property
     def variant(self) -> str:
-        """What sets a model apart that was trained with it, to follow the title; mostly nothing."""
+        """A suffix for the title of models trained with this rule; mostly empty."""
         return ""
 
     def copies(self, block_size: int) -> int:
@@ -76,28 +76,28 @@ class MaskingRule(Kinded, ABC, family="masking rule"):
 
     @property
     def search(self) -> "ClipSearch | None":
-        """How the range of mask rates is searched while training; None where none is."""
+        """The search for the range of mask rates during training, if any."""
         return None
 
     def in_range(self, low: float, high: float, *, to_compare: bool = False) -> Self:
-        """The rule with another range of mask rates; `to_compare`, with the weight that ranges compare by.
+        """The rule with another range of mask rates. `to_compare` also uses the weight for comparing ranges.
 
-        That is 1/rate whatever training uses: a weight that shrinks with the range would make narrow ranges
-        look quiet. For rules without a range it is an error.
+        That weight is 1/rate, whatever training uses: a weight that shrinks with the range would make narrow
+        ranges look quiet. For rules without a range this is an error.
         """
         raise ValueError(f"{type(self).__name__} has no range of mask rates, got low {low} and high {high}")
 
     def check_blocks(self, block_size: int) -> None:
-        """Refuse blocks of a size that it is not made for."""
+        """Refuse a block size that the rule cannot use."""
         return
 
     @abstractmethod
     def is_unbiased(self, block_size: int) -> bool:
-        """Whether the expected loss is the NELBO. Only then may a figure be called a bound."""
+        """Whether the expected loss is the NELBO. Only then may its figure be called a bound."""
 
     @abstractmethod
     def __call__(self, draws: Draws, maskable: Tensor) -> Masks:
-        """Masks for every row of `draws`; `maskable` is (rows, length) bool."""
+        """Masks for every row of `draws`. `maskable` is (rows, length) bool."""
 
     def statistics(self, nats: Tensor, weight: Tensor, block_size: int) -> dict[str, Tensor]:
         """Sums over a batch to learn from, given the cross-entropies of masked tokens and their weights.
@@ -130,7 +130,7 @@ class Times(MaskingRule):
     schedule: NoiseSchedule = field(default_factory=Linear)
 
     def is_unbiased(self, block_size: int) -> bool:
-        """Unless the schedule ends before all is masked: what it leaves is in no term of the sum."""
+        """Unless the schedule ends before everything is masked: no term covers what it leaves."""
         return self.schedule.last_alpha == 0.0
 
     def __call__(self, draws: Draws, maskable: Tensor) -> Masks:
@@ -143,8 +143,8 @@ class DiscreteTimes(MaskingRule):
     """T discrete steps: t = j/T with j uniform on 1..T, weight T(α_s − α_t)/(1 − α_t), s = (j − 1)/T (eq. 3).
 
     The diffusion term of the NELBO is a sum over j = 2..T. The reconstruction term −log p(x | x_{1/T}) has
-    the very form of the term j = 1, whose weight (α_0 − α_{1/T})/(1 − α_{1/T}) is 1, so one draw from 1..T
-    estimates both. (The paper's T·E over the T − 1 times 2/T..1 overcounts the sum by T/(T − 1).)
+    exactly the form of the term j = 1, with the weight (α_0 − α_{1/T})/(1 − α_{1/T}) = 1, so one draw from
+    1..T estimates both. (The paper's T·E over the T − 1 times 2/T..1 overcounts the sum by T/(T − 1).)
     """
 
     kind = "discrete"
@@ -159,7 +159,7 @@ class DiscreteTimes(MaskingRule):
 
     def is_unbiased(self, block_size: int) -> bool:
         """Unbiased for the T-step NELBO, a bound on the negative log-likelihood of the T-step sampler, unless
-        the schedule ends before all is masked."""
+        the schedule ends before everything is masked."""
         return self.schedule.last_alpha == 0.0
 
     def __call__(self, draws: Draws, maskable: Tensor) -> Masks:
@@ -171,8 +171,8 @@ class DiscreteTimes(MaskingRule):
 
 @dataclass(frozen=True, kw_only=True)
 class ClipSearch:
-    """The paper's search for the clip range (section 5.3): which ranges are tried, on how many batches, and
-    how often (at validation). The one whose loss varies least over blocks wins."""
+    """The paper's search for the clip range (section 5.3): the ranges to try, on how many batches, and how
+    often (at validation). The range with the least variance of the loss over blocks wins."""
 
     every: int = 5000
     batches: int = 100
@@ -191,7 +191,7 @@ class ClipSearch:
             raise ValueError("widths and full_range leave no range to try")
 
     def ranges(self) -> list[tuple[float, float]]:
-        """Every (β, ω) tried: each width at each multiple of `step` that fits, and [0, 1]."""
+        """Every (β, ω) to try: each width at each multiple of `step` that fits, and [0, 1]."""
         found = []
         for width in self.widths:
             places = int(round((1.0 - width) / self.step, 9))
@@ -207,19 +207,20 @@ class ClippedTimes(MaskingRule):
 
     `low` is β and `high` is ω; β = ω = 1 is full masking. The weight of a masked token is, by name,
 
-    - ``reference``: 1/rate, what the reference implementation trains with, and the NLL at one token;
-    - ``derivative``: (ω − β)/rate, the part of the NELBO's integral that lies inside the range;
-    - ``paper``: 1/((ω − β)·rate), the weight section 5.2 prints;
+    - ``reference``: 1/rate, which the reference implementation trains with, and the NLL for blocks of one
+      token;
+    - ``derivative``: (ω − β)/rate, the part of the NELBO's integral inside the range;
+    - ``paper``: 1/((ω − β)·rate), the weight in section 5.2;
     - ``flat``: 1.
 
-    None is the NELBO in general (`is_unbiased` knows the exceptions: the full range, blocks of one token, a
-    symmetric range at two), so a clipped loss is never printed as a bound.
+    In general none of them is the NELBO (`is_unbiased` knows the exceptions: the full range, blocks of one
+    token, and a symmetric range for blocks of two), so a clipped loss is never called a bound.
 
-    `redraw` conditions a block's mask on its realised rate k/n lying in [β, ω], as the reference trains.
-    The reference draws again until it does; the count that loop ends with is a truncated binomial, drawn
-    here directly, so it always ends. A block that no count fits keeps its first mask.
+    `redraw` conditions a block's mask on a realized rate k/n in [β, ω], as the reference trains. The
+    reference draws again until it fits. The count in the end follows a truncated binomial, which is drawn
+    here directly, so this always terminates. A block that no count fits keeps its first mask.
 
-    With `search`, training moves on to the range of least variance as it goes.
+    With `search`, training moves to the range with the least variance as it runs.
     """
 
     kind = "clipped"
@@ -254,11 +255,11 @@ class ClippedTimes(MaskingRule):
     def is_unbiased(self, block_size: int) -> bool:
         if self.low == 0.0 and self.high == 1.0:
             return self.weight != "flat"
-        if block_size == 1 and self.weight == "flat":  # right where the one token is always masked
+        if block_size == 1 and self.weight == "flat":  # right if the one token is always masked
             return self.low == 1.0 or (self.redraw and self.low > 0.0 and self.high == 1.0)
-        if block_size == 1 and self.weight == "reference":  # a redraw leaves the mask alone where none fits
+        if block_size == 1 and self.weight == "reference":  # a redraw keeps the mask if no count fits
             return self.low == 1.0 or not self.redraw or (self.low > 0.0 and self.high < 1.0)
-        symmetric = math.isclose(self.low + self.high, 1.0)  # two tokens ask only that E[rate] = ½
+        symmetric = math.isclose(self.low + self.high, 1.0)  # two tokens only need E[rate] = ½
         return block_size == 2 and self.weight == "reference" and symmetric and not self.redraw
 
     @property
@@ -310,11 +311,11 @@ def truncated_binomial(
 ) -> tuple[Tensor, Tensor]:
     """The count k ~ Binomial(n, rate) given low <= k/n <= high, and whether any count fits that range.
 
-    All arguments are (rows, blocks). Inverts the distribution function at `quantile`.
+    All arguments are (rows, blocks). It inverts the distribution function at `quantile`.
     """
     k = torch.arange(int(n.max()) + 1, device=n.device, dtype=torch.float64)
     n_k = n.to(torch.float64).unsqueeze(-1)
-    slack = 1e-9 * n_k.clamp_min(1.0)  # 0.3 · 10 must admit a count of 3 whatever its rounding
+    slack = 1e-9 * n_k.clamp_min(1.0)  # 0.3 · 10 must admit a count of 3 despite rounding
     allowed = (k <= n_k) & (k >= low * n_k - slack) & (k <= high * n_k + slack)
     r = rate.unsqueeze(-1)
     log_pmf = (
@@ -347,19 +348,19 @@ def mask_counts(draws: Draws, maskable: Tensor, count: Tensor) -> Tensor:
 
 
 def token_ranks(draws: Draws, maskable: Tensor, *, lean: float = 0.0) -> Tensor:
-    """The order in which each block's maskable tokens are masked, from 0; the other tokens come last.
+    """The order in which each block's maskable tokens are masked, from 0. Other tokens come last.
 
-    Uniformly random; with a lean, the order of reveal (`orders`) backwards.
+    The order is uniformly random or, with a lean, the reverse of the order of reveal (`orders`).
     """
     uniform = draws.tokens.unflatten(1, (-1, draws.block_size))
     return _ranks(-log_reveal_times(uniform, lean) if lean else uniform, maskable)
 
 
 def reveal_ranks(draws: Draws, maskable: Tensor, *, lean: float = 0.0) -> Tensor:
-    """The order in which each block's maskable tokens are revealed, from 0; the other tokens come last.
+    """The order in which each block's maskable tokens are revealed, from 0. Other tokens come last.
 
-    The smallest number first, in a uniformly random order; with a lean that of the clocks −log(1 − u)/w_i
-    (`orders`), which is the same where all rates are equal.
+    The smallest number comes first, in a uniformly random order. With a lean the smallest clock −log(1 −
+    u)/w_i comes first (`orders`), which is the same for equal rates.
     """
     uniform = draws.tokens.unflatten(1, (-1, draws.block_size))
     if lean:
@@ -376,7 +377,7 @@ def _ranks(keys: Tensor, maskable: Tensor) -> Tensor:
 
 def _mask_at_rate(draws: Draws, maskable: Tensor, rate: Tensor, weight: Tensor) -> Masks:
     """Mask each maskable token of a block independently with the block's probability `rate`."""
-    block_counts(maskable, draws)  # for its check of the shapes
+    block_counts(maskable, draws)  # checks the shapes
     masked = maskable & (draws.tokens <= _per_token(rate, draws))
     return _weighted(masked, _per_token(weight, draws), rate)
 

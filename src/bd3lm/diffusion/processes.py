@@ -1,11 +1,11 @@
 """Forward corruption processes: marginals, transitions and posteriors in closed form (Suppl. B.1 and B.2).
 
-Both processes keep a token with probability α_t and otherwise send it to a noise distribution π:
-q(x_t | x) = α_t x + (1 − α_t) π, with π a point mass on the mask (absorbing) or uniform. A transition from
-s to t is the same law with α_{t|s} = α_t/α_s.
+Both processes keep a token with probability α_t and otherwise replace it by a draw from a noise distribution
+π: q(x_t | x) = α_t x + (1 − α_t) π, with π a point mass on the mask (absorbing) or uniform. A transition from
+s to t has the same form with α_{t|s} = α_t/α_s.
 
-`corrupt_at` and `posterior` are what training and sampling use; `transition_matrix` and `marginal` write the
-same laws out in full, for reading, for experiments on small vocabularies, and for the tests of the former.
+Training and sampling use `corrupt_at` and `posterior`. `transition_matrix` and `marginal` compute the same
+distributions in full, for reading, for experiments on small vocabularies, and to test the former.
 """
 
 import math
@@ -33,11 +33,11 @@ class ForwardProcess(ABC):
     @property
     @abstractmethod
     def log_linear(self) -> NoiseSchedule:
-        """SEDD's log-linear noise, with a floor where α must not reach 0."""
+        """SEDD's log-linear noise, with a floor if α must not reach 0."""
 
     @abstractmethod
     def noise(self, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> Tensor:
-        """π (vocab_size,): where a token goes when it is corrupted, and the law of every token at t = 1."""
+        """π (vocab_size,): the distribution of a corrupted token, and of every token at t = 1."""
 
     @abstractmethod
     def posterior(self, p_x0: Tensor, x_t: Tensor, alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
@@ -58,10 +58,10 @@ class ForwardProcess(ABC):
 
     @abstractmethod
     def corrupt_at(self, x0: Tensor, mask_rate: Tensor, uniform: Tensor) -> Tensor:
-        """x_t ~ q(x_t | x_0) as a function of uniform numbers in (0, 1], one a token; 1 − α broadcasts.
+        """x_t ~ q(x_t | x_0) from uniform numbers in (0, 1], one for each token; 1 − α broadcasts.
 
-        A token is corrupted where its number is at most 1 − α, which keeps its precision as α → 1. At a mask
-        rate of 1 the result is a draw from π, whatever the text.
+        A token is corrupted if its number is at most 1 − α, which stays precise as α → 1. At a mask rate of 1
+        the result is a draw from π, whatever the text is.
         """
 
     @abstractmethod
@@ -99,14 +99,15 @@ class Absorbing(ForwardProcess):
         return torch.where(uniform <= mask_rate, self.mask_id, x0)
 
     def prior_divergence(self, alpha: float) -> float:
-        """Infinite as soon as a token may stay clean, which a prior that is all masks never has."""
+        """Infinite if a token can stay clean, since the prior is all masks."""
         return math.inf if alpha > 0.0 else 0.0
 
     def posterior(self, p_x0: Tensor, x_t: Tensor, alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
-        """A clean token stays; a mask is revealed with probability (α_s − α_t)/(1 − α_t), as p_x0 says.
+        """A clean token stays; a mask is revealed with probability (α_s − α_t)/(1 − α_t), with a token from
+        p_x0.
 
-        Where x_t is clean, q(x_s | x_t, x) is defined only for x = x_t; the result is that token, whatever
-        p_x0 puts elsewhere (SUBS puts nothing).
+        If x_t is clean, q(x_s | x_t, x) is defined only for x = x_t. The result is that token, whatever p_x0
+        gives others (SUBS gives them nothing).
         """
         mask = F.one_hot(torch.tensor(self.mask_id, device=x_t.device), self.vocab_size).to(p_x0.dtype)
         stay = ((1.0 - alpha_s) / (1.0 - alpha_t)).unsqueeze(-1)
@@ -117,7 +118,7 @@ class Absorbing(ForwardProcess):
 
 @dataclass(frozen=True)
 class Uniform(ForwardProcess):
-    """Tokens jump to a uniformly random one (D3PM's and SEDD's uniform matrices)."""
+    """Tokens are replaced by uniformly random ones (D3PM's and SEDD's uniform matrices)."""
 
     @property
     def log_linear(self) -> NoiseSchedule:
@@ -127,7 +128,7 @@ class Uniform(ForwardProcess):
         return torch.full((self.vocab_size,), 1.0 / self.vocab_size, device=device, dtype=dtype)
 
     def corrupt_at(self, x0: Tensor, mask_rate: Tensor, uniform: Tensor) -> Tensor:
-        """A number u <= 1 − α is uniform on (0, 1 − α], so it also says which token comes."""
+        """A number u <= 1 − α is uniform on (0, 1 − α], so it also chooses the new token."""
         share = (uniform / mask_rate).clamp_max(1.0)
         token = (share * self.vocab_size).ceil().clamp(1, self.vocab_size).long() - 1
         return torch.where(uniform <= mask_rate, token, x0)
@@ -146,11 +147,11 @@ class Uniform(ForwardProcess):
         alpha_s, alpha_t = alpha_s.unsqueeze(-1), alpha_t.unsqueeze(-1)
         alpha_ts = alpha_t / alpha_s
         evidence = alpha_t * seen + (1.0 - alpha_t) / v  # q(x_t | x), as a function of x
-        weighted = torch.where(p_x0 == 0, 0.0, p_x0 / evidence)  # NaN stays what it is
+        weighted = torch.where(p_x0 == 0, 0.0, p_x0 / evidence)  # keeps NaN
         forward = alpha_ts * seen + (1.0 - alpha_ts) / v  # q(x_t | x_s), as a function of x_s
         return forward * (alpha_s * weighted + (1.0 - alpha_s) / v * weighted.sum(-1, keepdim=True))
 
 
 def named_process(name: Literal["absorbing", "uniform"], *, vocab_size: int, mask_id: int) -> ForwardProcess:
-    """A process by the name that recipes and saved models use."""
+    """The process with the name that recipes and saved models use."""
     return Absorbing(vocab_size, mask_id) if name == "absorbing" else Uniform(vocab_size)

@@ -1,8 +1,8 @@
 """Noise schedules: how the mask rate 1 − α(t) grows from 0 at t = 0 to 1 at t = 1.
 
-A schedule is written down by its mask rate, because that is the quantity that is small where precision
-matters: near t = 0 the ELBO weight is the ratio of two vanishing numbers, and `1 - alpha` computed from a
-rounded alpha would lose them. Everything else (α, the ELBO weight) is derived once, in the base class.
+A schedule is defined by its mask rate, because this is the small quantity where precision matters: near t = 0
+the ELBO weight is the ratio of two vanishing numbers, and computing `1 - alpha` from a rounded alpha would
+lose them. The base class derives everything else (α, the ELBO weight).
 
 The NELBO does not depend on the schedule (paper, Suppl. B.3); the variance of its Monte-Carlo estimate does.
 """
@@ -33,11 +33,11 @@ class NoiseSchedule(Kinded, ABC, family="noise schedule"):
 
     @abstractmethod
     def mask_rate_prime(self, t: Tensor) -> Tensor:
-        """−α'(t), how fast tokens are being masked at time t."""
+        """−α'(t), the speed at which tokens are masked at time t."""
 
     @abstractmethod
     def time_of_mask_rate(self, mask_rate: Tensor) -> Tensor:
-        """The t at which the mask rate is reached."""
+        """The time t at which the mask rate is reached."""
 
     def alpha(self, t: Tensor) -> Tensor:
         """α(t), the probability that a token is still clean at time t."""
@@ -46,7 +46,7 @@ class NoiseSchedule(Kinded, ABC, family="noise schedule"):
     def elbo_weight(self, t: Tensor) -> Tensor:
         """−α'(t) / (1 − α(t)), the weight of the cross-entropy in the continuous-time NELBO (eq. 8).
 
-        It grows without bound towards t = 0, which the half-open interval (0, 1] leaves out.
+        It grows without bound toward t = 0, which the half-open interval (0, 1] excludes.
         """
         return self.mask_rate_prime(t) / self.mask_rate(t)
 
@@ -119,7 +119,7 @@ class Logarithmic(NoiseSchedule):
 class Cosine(NoiseSchedule):
     """Mask rate 1 − cos(πt/2): light masking.
 
-    Written as 2 sin²(πt/4), which keeps its full precision near t = 0 where 1 − cos would cancel.
+    It is computed as 2 sin²(πt/4), which keeps full precision near t = 0, where 1 − cos would cancel.
     """
 
     kind = "cosine"
@@ -139,8 +139,8 @@ class Floored(NoiseSchedule):
     """Another schedule's mask rates times 1 − ε, so that α(1) = ε stays above 0.
 
     Over `Linear` this is SEDD's log-linear noise, σ(t) = −log(1 − (1 − ε)t). The uniform process needs it in
-    continuous time, where its rate −α'/α diverges as α → 0. What is left of the text at t = 1 makes a term of
-    the bound (`ForwardProcess.prior_divergence`), so nothing falls below the likelihood.
+    continuous time, where its rate −α'/α diverges as α → 0. The text that is left at t = 1 adds a term to the
+    bound (`ForwardProcess.prior_divergence`), so nothing falls below the likelihood.
     """
 
     kind = "floored"
@@ -169,5 +169,5 @@ class Floored(NoiseSchedule):
 
 
 def conditioning_noise(mask_rate: Tensor) -> Tensor:
-    """σ = −log α, what time-conditioned networks are told, kept finite at full masking."""
+    """σ = −log α, the noise input of time-conditioned networks, kept finite at full masking."""
     return -torch.log((1.0 - mask_rate).clamp_min(_LEAST_ALPHA)).float()

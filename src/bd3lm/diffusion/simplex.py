@@ -1,11 +1,11 @@
 """Gaussian diffusion on the vocabulary's simplex: SSD-LM (Han et al., arXiv 2210.17432).
 
-A token is a vector of logits that is almost one-hot, noise is added to these logits, and a network sees the
-softmax of the result: a point of the simplex. To go back, the network's logits are projected onto almost
+A token is a vector of logits that is almost one-hot. Noise is added to these logits, and the network sees the
+softmax of the result, a point of the simplex. To go back, the network's logits are projected onto almost
 one-hot vectors again (`Projection`).
 
-Symbols are SSD-LM's (sections 3.1 and 3.2): w̃ the logits of a token, K the scale of the simplex, ᾱ_t the
-share of w̃_0's variance that is left at step t of T, ε and z standard normal numbers times K.
+Symbols are SSD-LM's (sections 3.1 and 3.2): w̃ are the logits of a token, K is the scale of the simplex, ᾱ_t
+is the share of w̃_0's variance that is left at step t of T, and ε and z are standard normal numbers times K.
 """
 
 import math
@@ -24,8 +24,8 @@ from bd3lm.kinds import Kinded
 class SquaredCosine:
     """ᾱ(t/T) = f(t/T) / f(0), f(u) = cos²((u + s)/(1 + s) · π/2) (Nichol & Dhariwal, eq. 17).
 
-    It falls from 1 to 0, where nothing of the token is left. `offset` is s, 10⁻⁴ in SSD-LM's code: without
-    it the first steps would add next to no noise.
+    It falls from 1 to 0, where nothing of the token is left. `offset` is s, 10⁻⁴ in SSD-LM's code. Without it
+    the first steps would add almost no noise.
     """
 
     offset: float = 1e-4
@@ -44,7 +44,7 @@ class SquaredCosine:
 def almost_one_hot(
     tokens: Tensor, vocab_size: int, scale: float, *, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """w̃_0 (..., vocabulary): +K at the token, −K at every other, the mask among them."""
+    """w̃_0 (..., vocabulary): +K at the token, −K at all others, including the mask."""
     w = torch.full((*tokens.shape, vocab_size), -scale, dtype=dtype, device=tokens.device)
     return w.scatter_(-1, tokens.unsqueeze(-1), scale)
 
@@ -52,22 +52,23 @@ def almost_one_hot(
 def add_noise(w: Tensor, alpha_bar: Tensor, normal: Tensor, scale: float) -> Tensor:
     """w̃_t = √ᾱ_t · w̃ + √(1 − ᾱ_t) · K · ε, given standard normal ε (section 3.1).
 
-    w and normal are (..., vocabulary), ᾱ is (...). Of w̃_0 it is the forward process; of a projection ŵ it is
-    the step back to w̃_{t−1} (section 3.2), which adds fresh noise rather than keep any of w̃_t.
+    w and normal are (..., vocabulary), ᾱ is (...). For w̃_0 this is the forward process. For a projection ŵ
+    it is the step back to w̃_{t−1} (section 3.2), which adds fresh noise instead of keeping any of w̃_t.
     """
     kept, added = alpha_bar.sqrt(), (1.0 - alpha_bar).sqrt() * scale
     return kept.to(w.dtype).unsqueeze(-1) * w + added.to(w.dtype).unsqueeze(-1) * normal.to(w.dtype)
 
 
 class Projection(Kinded, ABC, family="projection"):
-    """From a network's distribution back to the almost one-hot: which entries of ŵ are +K, the rest −K."""
+    """From a network's distribution back to almost one-hot: decides which entries of ŵ are +K; the rest are
+    −K."""
 
     draws: ClassVar[bool] = False
-    """Whether it needs chance."""
+    """Whether it is random."""
 
     @abstractmethod
     def raised(self, log_p: Tensor, uniform: Tensor | None = None) -> Tensor:
-        """A bool (..., vocabulary); `uniform` holds a number for each entry, where the rule draws."""
+        """A bool (..., vocabulary). `uniform` has a number for each entry, if the projection is random."""
 
     def __call__(self, log_p: Tensor, scale: float, uniform: Tensor | None = None) -> Tensor:
         """ŵ (..., vocabulary)."""
@@ -87,7 +88,7 @@ class GreedyProjection(Projection):
 
 @dataclass(frozen=True)
 class SamplingProjection(Projection):
-    """A token drawn from the nucleus: the smallest set of tokens that holds at least `top_p`."""
+    """A token drawn from the nucleus, the smallest set of tokens with at least `top_p`."""
 
     kind = "sampling"
 

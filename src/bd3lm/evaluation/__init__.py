@@ -1,4 +1,4 @@
-"""Likelihoods and other measurements of a trained network."""
+"""Likelihoods and other measurements of trained networks."""
 
 from bd3lm.evaluation.acceptance import (
     Acceptance,

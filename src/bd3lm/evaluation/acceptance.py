@@ -1,12 +1,14 @@
-"""How often drafts are accepted: from the probabilities of drafts q and of the law p that verifies them.
+"""How often drafts are accepted, computed from the draft distribution q and the law p that verifies drafts.
 
-Of a group of masks behind a text each gives a distribution q of one token, and a causal pass over the text
-the distribution p that the token is to have. Places are counted from the first token after the text, which p
-gives exactly: it needs no draft, so drafts begin at place 2. Two schemes accept drafts and keep the law:
+Each mask of a group behind a text gives a distribution q of one token. A causal pass over the text gives the
+distribution p that the token should have. Places are counted from the first token after the text. p gives
+that token exactly and it needs no draft, so drafts begin at place 2. Two schemes accept drafts and preserve
+the law:
 
-- `rejection`: a draft y of q is accepted with probability min(1, p(y)/q(y)); all in all Σ min(p, q).
-- `coupled`: draft and token are the argmax of log q and of log p plus the same Gumbel noise, and the draft is
-  accepted where they are equal: Σ_v 1/Σ_w max(p_w/p_v, q_w/q_v). The text is that of its seed without drafts.
+- `rejection`: a draft y from q is accepted with probability min(1, p(y)/q(y)), in total Σ min(p, q).
+- `coupled`: draft and token are the argmax of log q and of log p plus the same Gumbel noise. The draft is
+  accepted if they are equal: Σ_v 1/Σ_w max(p_w/p_v, q_w/q_v). The text is the one that its seed gives without
+  drafts.
 """
 
 import math
@@ -33,41 +35,39 @@ from bd3lm.models import (
 from bd3lm.objectives import TokenBatch
 from bd3lm.sampling import SCHEMES, Scheme, Sharpening
 
-_ENTRIES = 2**23  # of a distribution over the vocabulary, for all positions taken at a time
+_ENTRIES = 2**23  # of a distribution over the vocabulary, for all positions in a chunk
 
 
 class Pairs(NamedTuple):
-    """Some drafts, and what verifies them."""
+    """Some drafts, with the distributions that verify them."""
 
     rows: Tensor
-    """The text of each, (n,)."""
+    """The row of each draft's text, (n,)."""
     places: Tensor
-    """From 2 on, (n,)."""
+    """Places from 2 on, (n,)."""
     log_p: Tensor
-    """(n, vocabulary), as `log_q`."""
+    """(n, vocabulary), like `log_q`."""
     log_q: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drafts(DraftReading):
-    """Groups of masks behind a text, which draft its tokens; its causal law verifies them.
+    """Groups of masks behind a text that draft its tokens, for its causal law to verify.
 
-    Groups stand side by side: in a text of 12 tokens three of 4 masks, behind its first 0, 4 and 8 tokens. A
-    mask sees the text before its group, and its group.
+    Groups are next to each other: a text of 12 tokens has three groups of 4 masks, behind its first 0, 4 and
+    8 tokens. A mask sees the text before its group, and its group.
     """
 
     @torch.no_grad()
     def pairs(self, model: Denoiser, batch: TokenBatch) -> Iterator[Pairs]:
-        """Each draft of a token that is scored, some at a time: no two distributions exist for all positions.
+        """The drafts of scored tokens in chunks, so that distributions never exist for all positions at once.
 
-        Of a text that is no whole number of groups, what is left at its end is only verified.
+        If a text is not a whole number of groups, the tokens left at its end are only verified.
         """
         if model.cache_shape is None:
-            raise ValueError(
-                "drafts need a network that hands keys and values to a store, got one that keeps none"
-            )
+            raise ValueError("drafts need a network that stores keys and values, got one that keeps none")
         if batch.documents is not None:
-            raise ValueError("documents must be None: how often drafts are accepted is known text by text")
+            raise ValueError("documents must be None: acceptance is measured text by text")
         scored = send(batch.scored, model.device)
         length = scored.shape[1] // self.masks * self.masks
         if not length:
@@ -94,7 +94,7 @@ class Drafts(DraftReading):
             )
 
     def _shown(self, model: Denoiser, tokens: Tensor) -> Tensor:
-        """The masks as the network is given them: ids, or vectors for them."""
+        """The masks as the network's input: ids, or embedding vectors."""
         masks = torch.full_like(tokens, self.mask_id)
         if not self.previous_token:
             return masks
@@ -111,8 +111,8 @@ def rejection_acceptance(log_p: Tensor, log_q: Tensor) -> Tensor:
 def coupled_acceptance(log_p: Tensor, log_q: Tensor) -> Tensor:
     """Σ_v 1/Σ_w max(p_w/p_v, q_w/q_v) over the last dimension, float64: how often two argmaxes agree.
 
-    Of p_w/p_v and q_w/q_v the first is the larger where p_w/q_w ≥ p_v/q_v. So with tokens in the order of
-    p/q, those up to v add their p and those after it their q, and V log V steps do.
+    p_w/p_v is the larger of the two ratios if p_w/q_w ≥ p_v/q_v. So with tokens sorted by p/q, those up to v
+    add their p and those after it their q, which takes V log V steps.
     """
     ratio = (log_p - log_q).nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
     order = ratio.argsort(dim=-1, descending=True)
@@ -124,13 +124,13 @@ def coupled_acceptance(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def greedy_acceptance(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """1 where the likeliest token is the same, float64."""
+    """1 if the likeliest tokens are the same, else 0, float64."""
     return (log_p.argmax(-1) == log_q.argmax(-1)).double()
 
 
 def acceptances(log_p: Tensor, log_q: Tensor, sharpening: Sharpening) -> Tensor:
-    """(..., schemes): how often drafts are accepted where p and q are sharpened alike."""
-    if sharpening.top_k == 1:  # no noise is left, and both schemes ask whether the tokens are the same
+    """(..., schemes): acceptance rates with p and q sharpened in the same way."""
+    if sharpening.top_k == 1:  # without noise, both schemes compare the likeliest tokens
         same = greedy_acceptance(log_p, log_q)
         return torch.stack((same, same), dim=-1)
     log_p, log_q = sharpening(log_p), sharpening(log_q)
@@ -138,7 +138,7 @@ def acceptances(log_p: Tensor, log_q: Tensor, sharpening: Sharpening) -> Tensor:
 
 
 class Estimate(NamedTuple):
-    """A figure and its standard error, which is None for a single text."""
+    """A figure and its standard error, None for a single text."""
 
     value: float
     error: float | None
@@ -146,20 +146,20 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class Place:
-    """What is known of one place of a draft."""
+    """The acceptance of drafts at one place."""
 
     place: int
     drafts: int
-    """How many were measured."""
+    """How many drafts were measured."""
     accepted: Estimate
-    """How often one is, where all before it were."""
+    """How often a draft is accepted if all before it were."""
     tokens: Estimate
-    """Of a round that drafts up to this place: the token that needs no draft, and all that are accepted."""
+    """Tokens per round that drafts up to this place: the one that needs no draft, and all accepted ones."""
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """How often drafts of a text are accepted, place by place, in one way of drawing and by one scheme."""
+    """The acceptance of drafts by place, for one sharpening and one scheme."""
 
     sharpening: Sharpening
     scheme: Scheme
@@ -170,10 +170,10 @@ class Acceptance:
 def measure_acceptance(
     model: Denoiser, drafts: Drafts, batches: Iterable[TokenBatch], sharpenings: Sequence[Sharpening]
 ) -> list[Acceptance]:
-    """The acceptance of drafts over texts, for each way of drawing by each scheme.
+    """The acceptance of drafts over texts, for each sharpening and scheme.
 
-    Errors are clustered by text, as those of `corpus_likelihood`. Tokens a round are made of the means of all
-    places, as if what one place accepts said nothing about the next, and a round began anywhere in a text.
+    Errors are clustered by text, as in `corpus_likelihood`. Tokens per round are computed from the mean of
+    each place, as if places were independent and a round could begin anywhere in a text.
     """
     require_evaluation_mode(model)
     totals, numbers = [], []
@@ -216,7 +216,7 @@ def _totals(
 
 
 def _by_place(drafts: Drafts, totals: Tensor, sizes: Tensor) -> tuple[Place, ...]:
-    """From sums over texts (texts, places)."""
+    """The figures of each place, from sums over texts (texts, places)."""
     neighbours = round(len(sizes) ** (1 / 3))
     means = totals.sum(0) / sizes.sum(0)
     residuals = (totals - sizes * means) / sizes.sum(0)
@@ -239,7 +239,7 @@ def _by_place(drafts: Drafts, totals: Tensor, sizes: Tensor) -> tuple[Place, ...
 
 
 def tokens_a_round(accepted: Sequence[float]) -> tuple[float, list[float]]:
-    """1 + Σ_k Π_{i≤k} a_i, and its derivative by each a_i."""
+    """1 + Σ_k Π_{i≤k} a_i, and its derivative with respect to each a_i."""
     reached = [math.prod(accepted[:stop]) for stop in range(1, len(accepted) + 1)]
     slopes = [
         sum(

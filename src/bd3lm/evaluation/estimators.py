@@ -1,8 +1,8 @@
-"""The ways to find −log p of a text: by the chain rule, by enumeration, from drawn masks, from drawn orders.
+"""Estimators of −log p of a text: the chain rule, enumeration, drawn masks and drawn orders.
 
-An estimator says what its figures mean. An "exact" figure is −log p itself; a "bound" is at least −log p in
-expectation; a figure that is "neither" may lie on either side. The random numbers are drawn apart from their
-use, as for objectives, so that several draws of one text can be spread evenly.
+An estimator states what its figures mean. An "exact" figure is −log p itself. A "bound" is at least −log p in
+expectation. A figure that is "neither" may lie on either side. As for objectives, random numbers are drawn
+separately from their use, so that several draws for one text can be spread evenly.
 """
 
 from abc import ABC, abstractmethod
@@ -29,20 +29,20 @@ class Figure:
 
 
 class Estimator(ABC):
-    """−log p of each row of a batch, over its scored tokens."""
+    """Estimates −log p of each row of a batch, over its scored tokens."""
 
     usual_draws: ClassVar[int] = 16
-    """How many draws of a text make an estimate, where nothing is said and it is random."""
+    """How many draws of a text a random estimator averages by default."""
 
     @property
     def passes(self) -> int:
-        """How many passes over a text it takes, the clean one aside."""
+        """How many passes over a text it takes, not counting the clean one."""
         return 1
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """What a user calls it."""
+        """Its name for users."""
 
     @property
     @abstractmethod
@@ -57,15 +57,15 @@ class Estimator(ABC):
     def draw(
         self, rows: int, length: int, *, generator: torch.Generator, device: torch.device
     ) -> tuple[Draws, ...]:
-        """The random numbers for a batch; empty where nothing is random."""
+        """The random numbers for a batch; empty if nothing is random."""
 
     @abstractmethod
     def parts(self, model: Denoiser, batch: TokenBatch, draws: tuple[Draws, ...]) -> Tensor:
-        """(figures, rows, parts), float64: what the equal parts of each row, its tokens or its blocks, add to
-        its nats. A deterministic function of the batch and the draws."""
+        """(figures, rows, parts), float64: the nats of each row's equal parts, which are its tokens or its
+        blocks. A deterministic function of the batch and the draws."""
 
     def nats(self, model: Denoiser, batch: TokenBatch, draws: tuple[Draws, ...]) -> Tensor:
-        """(figures, rows), float64: a deterministic function of the batch and the draws."""
+        """(figures, rows), float64, a deterministic function of the batch and the draws."""
         return self.parts(model, batch, draws).sum(2)
 
 
@@ -73,7 +73,7 @@ class Estimator(ABC):
 class Sampled(Estimator):
     """The loss of an objective with one draw for each text, as in the paper (Suppl. C.4).
 
-    For an objective that draws nothing, such as the autoregressive one, that is −log p itself.
+    For an objective that draws nothing, such as the autoregressive one, this is −log p itself.
     """
 
     label: str
@@ -106,16 +106,16 @@ class Sampled(Estimator):
 
 @dataclass(frozen=True, kw_only=True)
 class _OfBlocks(Estimator):
-    """An estimator that takes a text block by block."""
+    """An estimator that processes a text block by block."""
 
     reading: BlockReading
     lean: float = 0.0
-    """How much the order in which the tokens of a block are revealed leans to the left."""
+    """How much the order of reveal within a block leans to the left."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Enumerated(_OfBlocks):
-    """The sum over all orders of reveal; the same passes give the NELBO without Monte-Carlo noise."""
+    """The sum over all orders of reveal. The same passes give the NELBO without Monte-Carlo noise."""
 
     @property
     def name(self) -> str:
@@ -147,7 +147,7 @@ class ImportanceWeighted(_OfBlocks):
     """−log of the mean probability along `orders` random orders of each block: tighter than the NELBO."""
 
     orders: int
-    usual_draws = 1  # it draws all its orders itself
+    usual_draws = 1  # a draw already holds all its orders
 
     @property
     def is_random(self) -> bool:

@@ -1,22 +1,23 @@
-"""Exact NELBO and exact likelihood of small blocks by enumeration; an importance-weighted bound for others.
+"""Exact NELBO and likelihood of small blocks by enumeration, and an importance-weighted bound for larger
+ones.
 
 The continuous-time sampler reveals the tokens of a block in a uniformly random order, so
 
-    p(x^b | x^{<b}) = (1/n!) Σ over orders of the product of conditionals,
+    p(x^b | x^{<b}) = (1/n!) Σ over orders of the product of conditionals.
 
-which a recursion over the set S of tokens revealed so far computes from 2^n − 1 mask patterns:
+A recursion over the set S of tokens revealed so far computes this from 2^n − 1 mask patterns:
 
     F(∅) = 1,   F(S) = Σ_{i in S} F(S∖{i}) · p(x_i | x_{S∖{i}}, x^{<b}) · r(i | S∖{i}),   p = F(all),
 
-where r(i | S) is the chance that token i is the next, 1/(n − |S|). In an order that leans to the left
-(`bd3lm.diffusion.orders`) it is w_i / Σ_{j not in S} w_j, and that sampler's likelihood comes from the same
-patterns. The NELBO is Σ_S P(S) Σ_{i not in S} −r(i | S)·log p(x_i | x_S, x^{<b}), P(S) the chance that S is
-met on the way.
+where r(i | S) = 1/(n − |S|) is the probability that token i is next. In an order that leans to the left
+(`bd3lm.diffusion.orders`) it is w_i / Σ_{j not in S} w_j, and the same patterns give that sampler's
+likelihood. The NELBO is Σ_S P(S) Σ_{i not in S} −r(i | S)·log p(x_i | x_S, x^{<b}), where P(S) is the
+probability that S occurs on the way.
 
-A pattern is applied to every block of a batch at once. The likelihood is that of the sampler at temperature
-1, without nucleus, which sees the whole text before a block, for a network that ignores time. If a text ends
-inside a block, the positions past its end stay masked, and the orders run over its own tokens. If a prompt
-ends inside a block, the recursion starts from its tokens, as the sampler does.
+Each pattern is applied to every block of a batch at once. The likelihood is that of the sampler at
+temperature 1, without a nucleus, which sees the whole text before a block, for a network that ignores time.
+If a text ends inside a block, the positions past its end stay masked, and the orders cover its own tokens. If
+a prompt ends inside a block, the recursion starts from its tokens, as the sampler does.
 """
 
 import math
@@ -37,17 +38,17 @@ MAX_EXACT_BLOCK = 12
 
 @dataclass(frozen=True)
 class ExactLikelihood:
-    """Exact figures for each block of each row, in nats, all (rows, blocks) and float64."""
+    """Exact figures for each block of each row in nats, all (rows, blocks) and float64."""
 
     nll: Tensor  # −log p(x^b | x^{<b})
-    nelbo: Tensor  # its bound of eq. 8, with no Monte-Carlo noise
-    tokens: Tensor  # how many tokens of the block were scored
+    nelbo: Tensor  # its bound of eq. 8, without Monte-Carlo noise
+    tokens: Tensor  # the number of scored tokens in the block
 
 
 def exact_likelihood(
     model: Denoiser, batch: TokenBatch, reading: BlockReading, *, lean: float = 0.0
 ) -> ExactLikelihood:
-    """−log p and the NELBO of every block, from 2^block_size − 1 passes and one clean one."""
+    """−log p and the NELBO of every block, from 2^block_size − 1 passes and one clean pass."""
     (found,) = exact_likelihoods(model, batch, reading, [lean])
     return found
 
@@ -78,7 +79,7 @@ def draw_orders(
     generator: torch.Generator | None = None,
     device: torch.device | str = "cpu",
 ) -> tuple[Draws, ...]:
-    """The random numbers that decide in which order the tokens of each block are revealed, at any lean."""
+    """The random numbers that decide the order of reveal within each block, for any lean."""
     if orders < 1:
         raise ValueError(f"orders must be at least 1, got {orders}")
     sampler = LevelSampler()
@@ -91,8 +92,9 @@ def draw_orders(
 def exact_fill_ratio(
     model: Denoiser, batch: TokenBatch, gaps: Tensor, reading: BlockReading, *, lean: float = 0.0
 ) -> Tensor:
-    """log p/q of the scored tokens of each block, (rows, blocks): p is their likelihood, and q the chance
-    that the sampler fills the `gaps` (rows, length) among them so, given the others.
+    """log p/q of the scored tokens of each block, (rows, blocks). p is their likelihood, and q the
+    probability that the sampler fills the `gaps` (rows, length) among them with these tokens, given the
+    others.
 
     Both come from the same passes.
     """
@@ -115,10 +117,10 @@ def given_first_log_likelihood(
     *,
     lean: float = 0.0,
 ) -> Tensor:
-    """log of the mean over `orders` of the likelihood of the scored tokens outside the `gaps` (rows, length),
-    revealed before these in each block, (rows, blocks).
+    """The log of the mean over `orders` of a likelihood for each block, (rows, blocks): that of the scored
+    tokens outside of the `gaps` (rows, length), revealed before the gaps.
 
-    An order costs as many passes as the most such tokens of a block.
+    An order takes as many passes as the largest number of such tokens in a block.
     """
     _refuse_noise(model)
     denoiser = _denoiser(model, batch, reading)
@@ -138,9 +140,9 @@ def importance_weighted_nll(
 ) -> Tensor:
     """−log of the mean over random `orders` (`draw_orders`) of p(x^b along the order), (rows, blocks).
 
-    Its expectation lies between the NLL and the NELBO of the same `lean`: it is the NELBO for one order, and
-    falls with their number. Each order costs as many passes as a block has tokens, and one clean pass serves
-    all.
+    Its expectation lies between the NLL and the NELBO for the same `lean`. It equals the NELBO for one order,
+    and falls as the number of orders grows. Each order takes as many passes as a block has tokens; one clean
+    pass serves all orders.
     """
     _refuse_noise(model)
     denoiser = _denoiser(model, batch, reading)
@@ -169,7 +171,7 @@ def order_log_likelihood(
 def _along_order(
     denoiser: BlockDenoiser, draws: Draws, lean: float, *, hidden: Tensor | None = None
 ) -> Tensor:
-    """What is `hidden` stays masked, and counts for nothing."""
+    """log p along an order. Tokens in `hidden` stay masked and add nothing."""
     batch, block_size = denoiser.batch, denoiser.reading.block_size
     scored = batch.scored if hidden is None else batch.scored & ~hidden
     rank = reveal_ranks(draws, scored, lean=lean).masked_fill(~scored, block_size)
@@ -190,8 +192,8 @@ def _along_order(
 def _conditionals(denoiser: BlockDenoiser) -> Tensor:
     """−log p(x_i | tokens of its block outside the pattern, x^{<b}) for every pattern of masked tokens.
 
-    (2^block_size, rows, blocks, block_size); bit i of the pattern's number says whether token i is masked.
-    Tokens that are given stay visible under any pattern, and absent ones masked.
+    (2^block_size, rows, blocks, block_size). Bit i of a pattern's number says whether token i is masked.
+    Given tokens stay visible under any pattern, and absent ones stay masked.
     """
     batch, block_size = denoiser.batch, denoiser.reading.block_size
     rows, length = batch.tokens.shape
@@ -206,10 +208,10 @@ def _conditionals(denoiser: BlockDenoiser) -> Tensor:
 
 
 def _over_orders(conditionals: Tensor, scored: Tensor, lean: float) -> tuple[Tensor, Tensor]:
-    """log p and the NELBO of all blocks, by the recursion over revealed sets, the former in log space.
+    """log p and the NELBO of all blocks, by the recursion over revealed sets, with log p in log space.
 
     A set is a bit pattern over the whole block. Tokens that are not scored count as revealed from the start,
-    so the recursion begins at their set, and sets that lack one of them are never reached.
+    so the recursion begins at their set, and never reaches sets that lack one of them.
     """
     patterns, size = conditionals.shape[0], conditionals.shape[-1]
     everything, device = patterns - 1, scored.device
@@ -238,7 +240,7 @@ def _over_orders(conditionals: Tensor, scored: Tensor, lean: float) -> tuple[Ten
 
 def _denoiser(model: Denoiser, batch: TokenBatch, reading: BlockReading) -> BlockDenoiser:
     require_evaluation_mode(model)
-    # Two passes, as one clean pass serves every pattern, where the network hands its keys and values out.
+    # Two passes, since one clean pass serves every pattern, if the network can store its keys and values.
     algorithm: Algorithm = "single_pass" if model.cache_shape is None else "two_pass"
     return BlockDenoiser(model, batch, reading, algorithm=algorithm)
 
@@ -247,5 +249,5 @@ def _refuse_noise(model: Denoiser) -> None:
     if model.uses_noise:
         raise ValueError(
             "model is conditioned on the noise level, so its conditionals depend on when a token is revealed "
-            "and no finite set of mask patterns holds them; use the Monte-Carlo NELBO"
+            "and no finite set of mask patterns covers them; use the Monte-Carlo NELBO"
         )

@@ -1,9 +1,10 @@
-"""What weighs fills of a template, under each kind of law: how well the given text after a gap follows them.
+"""Weights for the fills of a template, for each kind of law: how well the given text after a gap fits them.
 
-A weight is p/q of the model itself, at temperature 1 and without nucleus, whatever sharpens the fills: p is
-the likelihood of all after the first gap, and q the chance of the fill. Where fills are not sharpened that is
-the weight of importance sampling, and the fill drawn by it comes to follow the model's law given all that is
-given. Where they are, it is the same for a model that sharpens what it fills and not what is given.
+A weight is p/q of the model itself, at temperature 1 and without a nucleus, however the fills are sharpened.
+p is the likelihood of everything after the first gap, and q the probability of the fill. If fills are not
+sharpened this is the weight of importance sampling, and the chosen fill approaches the model's distribution
+given all given tokens. If they are sharpened, the same holds for a model that sharpens its fills but not the
+given tokens.
 """
 
 from collections.abc import Sequence
@@ -22,8 +23,8 @@ from bd3lm.sampling import FillWeights, Weights
 
 @dataclass(frozen=True, kw_only=True)
 class CausalFills(FillWeights):
-    """Fills drawn token after token: the weight is the product of p(given token | all before it), from one
-    pass. What was filled cancels out."""
+    """Fills drawn token by token: the weight is the product of p(given token | all before it), from one pass.
+    The factors of the fill itself cancel out."""
 
     mask_id: int
     score_first: bool = False
@@ -38,7 +39,7 @@ class CausalFills(FillWeights):
 
 @dataclass(frozen=True, kw_only=True)
 class EnumeratedFills(FillWeights):
-    """Fills drawn block by block: p/q of each block by the sum over all orders of reveal."""
+    """Fills drawn block by block: p/q of each block from the sum over all orders of reveal."""
 
     reading: BlockReading
     lean: float = 0.0
@@ -50,15 +51,15 @@ class EnumeratedFills(FillWeights):
             model, batch.to(model.device), gaps.to(model.device), self.reading, lean=self.lean
         )
         places = int(batch.scored[0].unflatten(0, (-1, size)).any(0).sum())
-        patterns = 2**size - 2 ** (size - places)  # which mask something that is scored
+        patterns = 2**size - 2 ** (size - places)  # that mask a scored token
         return Weights(ratio.sum(1).cpu(), passes=patterns + _clean_passes(model, batch, size))
 
 
 @dataclass(frozen=True, kw_only=True)
 class OrderedFills(FillWeights):
-    """Fills drawn in blocks too large for that. In the blocks after that of the first gap, the given tokens
-    are taken to be revealed before the gaps, which are then filled just as they were: the weight is the
-    likelihood of these tokens, the mean over some random orders."""
+    """Fills drawn in blocks too large to enumerate. In blocks after the one with the first gap, given tokens
+    count as revealed before the gaps, which are then filled exactly as they were. So the weight is the
+    likelihood of these given tokens, averaged over some random orders."""
 
     reading: BlockReading
     lean: float = 0.0
@@ -68,7 +69,7 @@ class OrderedFills(FillWeights):
         return bool((self._later(gaps) & ~gaps).any())
 
     def _later(self, gaps: Tensor) -> Tensor:
-        """What lies in a later block than the first gap."""
+        """Places in a later block than the first gap."""
         blocks = torch.arange(len(gaps)) // self.reading.block_size
         return blocks > blocks[int(gaps.int().argmax())]
 
@@ -77,7 +78,7 @@ class OrderedFills(FillWeights):
         batch, gaps = _in_blocks(texts, gaps, size, weighed=later)
         given = batch.scored[0] & ~gaps[0]
         most = int(given.unflatten(0, (-1, size)).sum(1).max())
-        if not most:  # nothing that is given depends on a fill of an earlier block
+        if not most:  # no given token depends on a fill of an earlier block
             return Weights(torch.zeros(len(texts), dtype=torch.float64), passes=0)
         log_p = given_first_log_likelihood(
             model,
@@ -91,7 +92,7 @@ class OrderedFills(FillWeights):
         return Weights(log_p.sum(1).cpu(), passes=passes)
 
     def _draws(self, seeds: Sequence[int], length: int) -> list[Draws]:
-        """Orders of its own for each fill, whose weight does not depend on what is weighed beside it."""
+        """Orders for each fill from its own seed, so that its weight does not depend on the other fills."""
         size = self.reading.block_size
         each = [
             draw_orders(
@@ -114,13 +115,13 @@ class OrderedFills(FillWeights):
 
 
 def _after_first_gap(gaps: Tensor) -> Tensor:
-    """From the first gap on: what stands before it is a prompt."""
+    """Places from the first gap on. Everything before is a prompt."""
     return gaps.cumsum(0) > 0
 
 
 def _in_blocks(texts: Tensor, gaps: Tensor, size: int, *, weighed: Tensor) -> tuple[TokenBatch, Tensor]:
-    """Texts in whole blocks, what lies past their end never seen, and their gaps; of the `weighed` tokens
-    those are scored whose block has a given one, for p and q are the same in any other."""
+    """Texts padded to whole blocks, and their gaps. Nothing sees the padding. Of the `weighed` tokens, those
+    in a block with a given token are scored; in any other block p and q are equal."""
     length = len(gaps)
     left = -length % size
     texts, gaps, weighed = (F.pad(each, (0, left)) for each in (texts, gaps, weighed))
@@ -133,5 +134,5 @@ def _in_blocks(texts: Tensor, gaps: Tensor, size: int, *, weighed: Tensor) -> tu
 
 
 def _clean_passes(model: Denoiser, batch: TokenBatch, size: int) -> int:
-    """Whether the clean text is read once for all, and there is any."""
+    """1 if there is clean text before a block that one pass reads for all, else 0."""
     return int(model.cache_shape is not None and batch.tokens.shape[1] > size)

@@ -1,7 +1,7 @@
-"""Judges from the Hugging Face ecosystem: any causal language model, from a folder, a hub id or a GGUF file.
+"""Judges from the Hugging Face ecosystem: any causal language model from a folder, a hub id or a GGUF file.
 
-Nothing that can run code is loaded: weights are safetensors or GGUF, and a model that brings its own code is
-refused. Only a hub id is ever downloaded.
+Nothing that can run code is loaded. Weights are safetensors or GGUF, and a model with its own code is
+refused. Only hub ids are downloaded.
 """
 
 from pathlib import Path
@@ -18,8 +18,8 @@ DEFAULT_JUDGE = "gpt2-large"
 GGUF = ".gguf"
 JUDGE_SOURCES = f"a local folder, a {GGUF} file or a hub id such as {DEFAULT_JUDGE}"
 
-_PATTERNS = ("*.json", "model*.safetensors", "*.txt", "*.model")  # a model, and the files of tokenizers
-_POSITIONS = 64  # whose logits are normalised at a time: the rest stays in the judge's own precision
+_PATTERNS = ("*.json", "model*.safetensors", "*.txt", "*.model")  # the files of models and tokenizers
+_POSITIONS = 64  # positions to normalize at a time: other logits stay in the judge's own precision
 
 
 class HuggingFaceJudge:
@@ -42,10 +42,10 @@ class HuggingFaceJudge:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> "HuggingFaceJudge":
-        """The judge in a local folder, in a GGUF file, or on the hub; with `from_hub` only on the hub."""
+        """The judge in a local folder, in a GGUF file or on the hub. With `from_hub` only on the hub."""
         transformers = require("transformers", "judge", "a judge")
         folder, name = _download(str(source)) if from_hub else _resolve(source)
-        # A GGUF file is named by its folder and its name; `transformers` needs two more packages to read it.
+        # A GGUF file is loaded by folder and file name; `transformers` needs two more packages to read it.
         options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
         if folder.suffix == GGUF:
             for package in ("gguf", "accelerate"):
@@ -56,7 +56,7 @@ class HuggingFaceJudge:
             model = transformers.AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype, use_safetensors=True, **options
             )
-        except Exception as error:  # every kind of model fails in its own way
+        except Exception as error:  # each kind of model fails in its own way
             raise ValueError(
                 f"judge {str(source)!r} must be a causal language model that transformers can load: "
                 f"{_one_line(error)}"
@@ -64,6 +64,7 @@ class HuggingFaceJudge:
         return cls(model.to(device), tokenizer, name)
 
     def encode(self, text: str) -> list[int]:
+        """The tokens of a text, without special tokens."""
         ids: list[int] = self.tokenizer(
             text, add_special_tokens=False, split_special_tokens=True, verbose=False
         )["input_ids"]
@@ -89,7 +90,7 @@ class HuggingFaceJudge:
         return hidden[torch.arange(len(tokens)), lengths - 1].float().cpu()
 
     def _check_causal(self) -> None:
-        """Refuse a network that looks ahead, as BERT does: it loads like any other, and sees the answers."""
+        """Refuse a network that looks ahead, as BERT does: it loads like any other, but sees the answers."""
         before, same = self.log_p(torch.tensor([[1, 2, 3], [1, 2, 4]]))[:, 1]
         if (before - same).abs() > max(1e-3, 32 * torch.finfo(self.model.dtype).eps):
             raise ValueError(f"judge {self.name} must be causal, got a network that looks ahead")
@@ -110,12 +111,12 @@ def _resolve(source: str | Path) -> tuple[Path, str]:
 def _download(hub_id: str) -> tuple[Path, str]:
     """Download from the hub; returns the local folder and the id."""
     if not is_hub_id(hub_id):
-        raise ValueError(f"judge must be a hub id, 'owner/name' or 'name', and no file, got {hub_id!r}")
+        raise ValueError(f"judge must be a hub id, 'owner/name' or 'name', and not a file, got {hub_id!r}")
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(hub_id, allow_patterns=list(_PATTERNS))), hub_id
-    except Exception as error:  # the hub's client has many: offline, not found, no access
+    except Exception as error:  # offline, not found, no access, and many others
         raise ValueError(
             f"judge {hub_id!r} could not be downloaded from the Hugging Face hub: {hub_reason(error)}. "
             f"It may be {JUDGE_SOURCES}"
@@ -127,7 +128,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _end_token(tokenizer: Any, vocab_size: int, name: str) -> int:
-    """The id of the end token. A tokenizer without its files may load with hardly any vocabulary."""
+    """The id of the end token. A tokenizer without its files may load with almost no vocabulary."""
     if len(tokenizer) < vocab_size // 2:
         raise ValueError(
             f"judge {name} must come with its tokenizer, got one of {len(tokenizer)} tokens for a network of "

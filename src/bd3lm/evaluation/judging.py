@@ -1,10 +1,10 @@
-"""Generative perplexity: how likely another language model, the judge, finds the texts that a model wrote.
+"""Generative perplexity: how likely a model's texts are under another language model, the judge.
 
-The judge tokenizes a text anew. A text longer than its window is scored by overlapping windows, a stride
-apart (1,024 and 512 in Suppl. C.5). Each token is scored once, by the first window that holds it, and so with
-at least window − stride tokens before it, or all there are. The judge's end token stands before every
-document of a text. It is context and is never scored, so that the first word of a document is scored like any
-other. Nor is a prompt, which the text after it is scored given.
+The judge tokenizes a text again. A text longer than its window is scored in overlapping windows, a stride
+apart (1,024 and 512 in Suppl. C.5). Each token is scored once, by the first window that holds it. So it has
+at least window − stride tokens before it, or all there are. The judge's end token precedes every document of
+a text. It is context and never scored, so the first word of a document is scored like any other. A prompt is
+not scored either: the text after it is scored given the prompt.
 """
 
 import math
@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from bd3lm.evaluation.likelihood import perplexity, ratio_error
 
 Documents = Sequence[str]
-"""The documents in a text: a model that is not stopped at its end token writes one after another."""
+"""The documents in a text: a model that does not stop at its end token writes one after another."""
 
 
 class Judge(Protocol):
@@ -29,7 +29,7 @@ class Judge(Protocol):
     dtype: str
     eos_id: int
     context: int | None
-    """How many tokens it can read at most; None if there is no limit."""
+    """The most tokens that it can read; None without a limit."""
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, without special tokens."""
@@ -40,7 +40,7 @@ class Judge(Protocol):
 
 @dataclass(frozen=True)
 class Window:
-    """The tokens start..stop − 1 of a text; those from `first` on are scored."""
+    """Tokens start..stop − 1 of a text. Those from `first` on are scored."""
 
     text: int
     start: int
@@ -50,7 +50,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a judge says about texts: the nats and the number of scored tokens of each, (texts,)."""
+    """A judge's result for texts: the nats and the number of scored tokens of each, (texts,)."""
 
     nats: Tensor
     tokens: Tensor
@@ -58,26 +58,27 @@ class Judgement:
 
     @property
     def nats_per_token(self) -> float:
-        """The mean over all tokens of all texts, so that longer texts weigh more."""
+        """The mean over all tokens of all texts, so longer texts weigh more."""
         return (self.nats.sum() / self.tokens.sum()).item()
 
     @property
     def standard_error(self) -> float | None:
-        """Of the nats per token, clustered by text, since its tokens are alike; None for a single text."""
+        """The standard error of the nats per token, clustered by text; None for a single text."""
         return ratio_error(self.nats, self.tokens)
 
     @property
     def perplexity(self) -> float:
+        """exp of the nats per token."""
         return perplexity(self.nats_per_token)
 
     @property
     def perplexity_error(self) -> float | None:
-        """By the delta method."""
+        """The perplexity's standard error, by the delta method."""
         return None if self.standard_error is None else self.perplexity * self.standard_error
 
     @property
     def bits_per_character(self) -> float:
-        """A figure that can be compared between judges with different tokenizers."""
+        """A figure for comparing judges with different tokenizers."""
         return self.nats.sum().item() / math.log(2) / self.characters
 
 
@@ -95,10 +96,10 @@ def judge_texts(
     batch_size: int = 8,
     watch: Callable[[Sequence[Sequence[Window]]], Iterable[Sequence[Window]]] = _in_order,
 ) -> Judgement:
-    """Score texts, `batch_size` windows at a time, which changes speed and memory only.
+    """Score texts, `batch_size` windows at a time, which affects only speed and memory.
 
-    `given` are prompts that texts begin with: they are read and not scored, and are tokenized apart from what
-    follows them. `watch` takes the batches and yields them one by one, for a progress bar.
+    `given` are prompts that texts begin with. They are read but not scored, and are tokenized separately from
+    the text after them. `watch` takes the batches and yields them one by one, for a progress bar.
     """
     check_windows(judge, window, stride)
     if batch_size < 1:
@@ -114,7 +115,7 @@ def judge_texts(
     nats = torch.zeros(len(texts), dtype=torch.float64)
     scored = torch.zeros(len(texts), dtype=torch.long)
     for batch in watch([windows[start : start + batch_size] for start in range(0, len(windows), batch_size)]):
-        # Padding comes after all tokens that are scored, where a causal judge does not look.
+        # Padding comes after all scored tokens, where a causal judge does not look.
         rows = pad_sequence([tokens[each.text][each.start : each.stop] for each in batch], batch_first=True)
         log_p = judge.log_p(rows).double().cpu()
         for row, each in enumerate(batch):
@@ -140,8 +141,8 @@ def check_windows(judge: Judge, window: int, stride: int) -> None:
 
 
 def judged_tokens(judge: Judge, documents: Documents, *, begun: bool = False) -> list[int]:
-    """The judge's tokens of a text, with its end token before every document; of one that is `begun` the
-    first document has it already."""
+    """The judge's tokens of a text, with its end token before every document; if `begun`, the first document
+    already has it."""
     return [
         token
         for place, document in enumerate(documents)
@@ -151,7 +152,7 @@ def judged_tokens(judge: Judge, documents: Documents, *, begun: bool = False) ->
 
 
 def _row(judge: Judge, documents: Documents, prompt: str) -> tuple[Tensor, Tensor]:
-    """The judge's tokens of a text, and which of them are scored: no end tokens, and none of a prompt."""
+    """The judge's tokens of a text, and flags for scored ones, which exclude end tokens and the prompt."""
     if prompt and not (documents and documents[0].startswith(prompt)):
         raise ValueError(f"a text must begin with its prompt {prompt!r:.80}, got {documents!r:.80}")
     known = [judge.eos_id, *judge.encode(prompt)] if prompt else []
@@ -161,7 +162,7 @@ def _row(judge: Judge, documents: Documents, prompt: str) -> tuple[Tensor, Tenso
 
 
 def sliding_windows(text: int, length: int, window: int, stride: int) -> Iterator[Window]:
-    """The windows over a text of `length` tokens; all but the first token are scored, each once."""
+    """The windows over a text of `length` tokens. All tokens except the first are scored, each once."""
     start, first = 0, 1
     while first < length:
         stop = min(start + window, length)

@@ -1,4 +1,4 @@
-"""How long documents are: those that a model wrote, and those that it was trained on."""
+"""Lengths of documents: those that a model wrote, and those that it was trained on."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -15,8 +15,8 @@ from bd3lm.sampling import StoppedBy
 class LengthStatistics:
     """Lengths of `number` documents, in tokens.
 
-    A quantile is the smallest length that at least this share of the documents does not exceed. Nothing is
-    interpolated, so it is always the length of one of the documents.
+    A quantile is the smallest length that at least this share of the documents does not exceed. There is no
+    interpolation, so it is always the length of one of the documents.
     """
 
     number: int
@@ -27,6 +27,7 @@ class LengthStatistics:
 
     @classmethod
     def of(cls, lengths: ArrayLike) -> "LengthStatistics":
+        """The statistics of some lengths."""
         values = np.asarray(lengths)
         if values.ndim != 1 or not values.size or values.dtype.kind not in "iu" or values.min() < 0:
             raise ValueError(
@@ -39,7 +40,7 @@ class LengthStatistics:
 def document_length(
     tokens: Sequence[int], *, given: int, stopped_by: StoppedBy, marks: Collection[int]
 ) -> int:
-    """The length of the document in a sample, counted as the lengths of training documents are.
+    """The length of the document in a sample, counted like the lengths of training documents.
 
     The tokens that mark where documents begin and end do not count: the first token, if it was given or if a
     model that predicts first tokens wrote it as a mark, and the end token that ended the text.
@@ -52,13 +53,13 @@ def document_length(
 
 
 def stop_counts(reasons: Collection[StoppedBy]) -> dict[str, int]:
-    """How many texts ended for each of the possible reasons, zeros included."""
+    """How many texts ended for each possible reason, including zeros."""
     counts = Counter(reasons)
     return {reason: counts[reason] for reason in get_args(StoppedBy)}
 
 
 def evenly_spaced(lengths: ArrayLike, most: int) -> list[int]:
-    """At most `most` of the lengths, sorted and evenly spaced in rank: enough to draw their histogram."""
+    """At most `most` of the lengths, sorted and evenly spaced in rank, enough to draw a histogram."""
     ordered = np.sort(np.asarray(lengths))
     kept = ordered[np.linspace(0, len(ordered) - 1, min(len(ordered), most)).round().astype(int)]
     return [int(length) for length in kept]

@@ -1,4 +1,4 @@
-"""The likelihood of a corpus: nats per token with a standard error, and what they mean."""
+"""The likelihood of a corpus: nats per token with a standard error."""
 
 import math
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from bd3lm.objectives import Objective, TokenBatch
 
 
 def perplexity(nats: float) -> float:
-    """exp of nats per token, infinite where that is more than a float can hold."""
+    """exp of nats per token, or infinity if a float cannot hold it."""
     try:
         return math.exp(nats)
     except OverflowError:
@@ -25,11 +25,11 @@ def perplexity(nats: float) -> float:
 class CorpusLikelihood:
     """Nats per token of a corpus, Σ nats / Σ tokens.
 
-    `standard_error` says how far the figure may be from that of all texts like these. It is the error of a
-    ratio estimator, clustered by sequence, since tokens of one sequence are alike, and widened where
-    neighbouring sequences are alike, as those cut from one document are. It includes the noise of the draws.
-    `monte_carlo_error` is that noise alone, for these very texts, from independent replicates: None with
-    one replicate, 0 where nothing is drawn.
+    `standard_error` estimates how far the figure is from that of all similar texts. It is the error of a
+    ratio estimator, clustered by sequence because tokens of one sequence are alike, and widened if
+    neighboring sequences are alike, such as sequences cut from one document. It includes the noise of the
+    draws. `monte_carlo_error` is that noise alone, for these very texts, from independent replicates: None
+    with one replicate, 0 if nothing is drawn.
     """
 
     figure: Figure
@@ -42,19 +42,21 @@ class CorpusLikelihood:
 
     @property
     def perplexity(self) -> float:
+        """exp of the nats per token."""
         return perplexity(self.nats)
 
     @property
     def perplexity_error(self) -> float | None:
-        """By the delta method."""
+        """The perplexity's standard error, by the delta method."""
         return None if self.standard_error is None else self.perplexity * self.standard_error
 
     @property
     def bits_per_token(self) -> float:
+        """The nats per token, in bits."""
         return self.nats / math.log(2)
 
     def bits_per_byte(self, text_bytes: int) -> float:
-        """Given how many bytes the text of the scored tokens has."""
+        """Bits per byte, if the text of the scored tokens has this many bytes."""
         return self.bits_per_token * self.tokens / text_bytes
 
 
@@ -68,8 +70,8 @@ def corpus_likelihood(
 ) -> tuple[CorpusLikelihood, ...]:
     """Each figure of an estimator over a corpus: one draw a text (Suppl. C.4), or the mean of replicates.
 
-    A replicate draws afresh for every batch, within which noise levels are spread evenly. Batches come in the
-    order of the text: that is how sequences are known to be neighbours. The network must be in evaluation
+    A replicate draws again for every batch, and spreads noise levels evenly within the batch. Batches must be
+    in the order of the text, which determines the neighbors of sequences. The network must be in evaluation
     mode. NaN, which a diverged network gives, raises a FloatingPointError at the first batch that has one.
     """
     require_evaluation_mode(model)
@@ -108,7 +110,7 @@ def corpus_likelihood(
 
 
 def _check_numbers(nats: Tensor, estimator: Estimator, index: int) -> None:
-    """Infinite nats are a likelihood of zero; NaN is not a likelihood."""
+    """Refuse NaN. Infinite nats are a likelihood of zero, but NaN is not a likelihood."""
     wrong = nats.isnan().flatten(0, 1).any(0)
     if wrong.any():
         raise FloatingPointError(
@@ -120,9 +122,9 @@ def _check_numbers(nats: Tensor, estimator: Estimator, index: int) -> None:
 def ratio_error(totals: Tensor, sizes: Tensor, *, neighbours: int = 0) -> float | None:
     """The standard error of m = Σ totals / Σ sizes over clusters; None for fewer than two.
 
-    sqrt(R/(R−1) Σ_r e_r²) / Σ T with e_r = N_r − m T_r, by linearisation. Clusters may be like those up to
-    `neighbours` places away: their products are added with Bartlett's weights (Newey and West 1987) where
-    that makes the error larger.
+    sqrt(R/(R−1) Σ_r e_r²) / Σ T with e_r = N_r − m T_r, by linearization. Clusters up to `neighbours` places
+    apart may be alike: their products are added with Bartlett's weights (Newey and West 1987) if that makes
+    the error larger.
     """
     counted = sizes > 0
     totals, sizes = totals[counted].double(), sizes[counted].double()
@@ -131,8 +133,8 @@ def ratio_error(totals: Tensor, sizes: Tensor, *, neighbours: int = 0) -> float 
 
 
 def clustered_error(residuals: Tensor, *, neighbours: int = 0) -> float | None:
-    """The standard error of a sum that deviates by the `residuals`, one for each cluster: the root of
-    R/(R−1) Σ_r e_r², with neighbours as in `ratio_error`; None for fewer than two."""
+    """The standard error of a sum with these `residuals`, one for each cluster: the root of R/(R−1) Σ_r e_r²,
+    with neighbors as in `ratio_error`. None for fewer than two clusters."""
     number = len(residuals)
     if number < 2:
         return None
@@ -155,8 +157,8 @@ def loss_sums(
     draws: Draws | None,
     statistics: list[str] | None = None,
 ) -> Tensor:
-    """(nats, tokens) of a batch, float64. Given a list of `statistics` it is filled with the names of those
-    that are single numbers, which then follow."""
+    """(nats, tokens) of a batch, float64. If a list of `statistics` is given, the values of all single-number
+    statistics follow, and the list is filled with their names."""
     loss = objective.loss(model, batch, draws)
     parts = [loss.nats, loss.weight]
     if statistics is not None:

@@ -1,7 +1,8 @@
 """MAUVE: how far a model's texts are from human texts, in the feature space of the judge.
 
 The package mauve-text does the clustering and computes the divergences. The features are the judge's last
-hidden states at the last token; they are passed to it, so that it does not download a model of its own.
+hidden states at the last token. They are passed to the package, which otherwise would download a model of its
+own.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,10 +31,11 @@ def mauve_score(
     window: int = 1024,
     batch_size: int = 8,
 ) -> float:
-    """MAUVE in [0, 1], where 1 means that the texts are like the reference; only `window` tokens are read.
+    """MAUVE in [0, 1], where 1 means that the texts are like the reference. It reads only `window` tokens.
 
-    For every written text, one of the same length is cut from the reference, starting where a document does,
-    as the written ones do: MAUVE would also notice a difference in lengths or in beginnings.
+    For every written text, a text of the same length is cut from the reference, and like the written one it
+    starts where a document starts. Otherwise MAUVE would also measure differences in length and in
+    beginnings.
     """
     package = require("mauve", "mauve", "MAUVE")
     written = [tokens[:window] for documents in texts if (tokens := judged_tokens(judge, documents))]
@@ -43,14 +45,14 @@ def mauve_score(
     if len(human) < len(written):
         raise ValueError(
             f"the reference must hold {len(written)} texts of up to {max(map(len, written))} tokens, one for "
-            f"each written text, every one from the beginning of a document, got {len(human)}"
+            f"each written text and each from the beginning of a document, got {len(human)}"
         )
     p, q = (_features(judge, each, batch_size).numpy() for each in (written, human))
     return float(package.compute_mauve(p_features=p, q_features=q, verbose=False).mauve)
 
 
 def _pieces(judge: Judge, documents: Iterable[str], lengths: Sequence[int]) -> Iterator[list[int]]:
-    """A text of each length, from the beginning of a document on into the next ones, while they last."""
+    """A text of each length, from the beginning of a document on into the next ones, while documents last."""
     tokens = (judged_tokens(judge, [document]) for document in documents)
     for length in lengths:
         piece: list[int] = []

@@ -1,4 +1,4 @@
-"""How noisy an objective is: the variance of its loss over blocks, and of its gradient over batches."""
+"""The noise of an objective: the variance of its loss over blocks, and of its gradient over batches."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,9 +14,9 @@ from bd3lm.objectives import Objective, TokenBatch
 
 @dataclass(frozen=True)
 class Spread:
-    """A variance and its standard error, which is None if too few batches were measured.
+    """A variance and its standard error, None if too few batches were measured.
 
-    The error is rough: for losses with heavy tails it is too small whenever no rare large loss was met.
+    The error is rough: for losses with heavy tails it is too small unless a rare large loss occurred.
     """
 
     variance: float
@@ -53,7 +53,8 @@ def nelbo_variance(
 ) -> Spread:
     """Var over blocks and masks of the mean nats per token of a block (the paper's Var. NELBO).
 
-    The error is a jackknife over batches: blocks of one text, and draws of one batch, are not independent.
+    The error is a jackknife over batches, since blocks of one text, and draws of one batch, are not
+    independent.
     """
     moments: list[Tensor] = []
     for index, batch in enumerate(batches):
@@ -65,7 +66,7 @@ def nelbo_variance(
 
 
 def _jackknife(moments: Tensor) -> Spread:
-    """The variance, and an error from how it changes without each batch, by their moments (batches, 3)."""
+    """The variance, and an error from its change without each batch, from their moments (batches, 3)."""
     value, rest = variance(moments.sum(0)), moments.sum(0) - moments
     if not math.isfinite(value) or rest[:, 0].min() < 2:
         return Spread(value, None)
@@ -78,8 +79,8 @@ def gradient_variance(
 ) -> Spread:
     """Σ over batches of ‖g_m − mean g‖² / (M − 1), the variance of the gradient estimator (eq. 10).
 
-    It depends on the size of the batches, which must all have the same. Gradients are computed twice, first
-    for their mean, so that two are held at a time and not M. The error is a jackknife, None for 2 batches.
+    It depends on the batch size, which must be the same for all batches. Gradients are computed twice, first
+    for their mean, so that only two are in memory instead of M. The error is a jackknife, None for 2 batches.
     """
     number = len(batches)
     if number < 2:

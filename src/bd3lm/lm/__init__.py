@@ -1,4 +1,4 @@
-"""A language model as users hold it: load it, let it write, ask it how likely a text is."""
+"""The language model that users hold: load it, generate with it, score texts with it."""
 
 from bd3lm.lm.generation import Generation
 from bd3lm.lm.model import LanguageModel, load

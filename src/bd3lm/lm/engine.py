@@ -1,4 +1,4 @@
-"""Texts of one model that come and go: what a server asks."""
+"""An engine for texts that are submitted at any time, as a server needs it."""
 
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Unpack
@@ -15,10 +15,10 @@ _WRITERS = 32  # settings of writers that are remembered
 
 
 class TextEngine:
-    """Writes texts of a model side by side, each with settings and a law of its own.
+    """Writes many texts of a model at once, each with its own settings and law.
 
-    `submit`, `step` and `abort` may be called from any thread. Only one should step, over and over: what
-    happens is told to whoever does.
+    `submit`, `step` and `abort` may be called from any thread. Call `step` from one thread in a loop: it
+    returns the events of all texts.
     """
 
     def __init__(self, model: "LanguageModel", *, seats: int = 32) -> None:
@@ -37,10 +37,10 @@ class TextEngine:
         tell: Tell = "pieces",
         **changes: Unpack[SettingsKeywords],
     ) -> Handle:
-        """Have one text written; what cannot be is refused at once, with the reason.
+        """Submit one text to be written. A request that cannot be written is refused at once.
 
-        The seed of the settings is the text's own: the text is that of `generate` with `seeds=[seed]`. `law`
-        is for a joint model, which has two, and `lean` for the block law, as `with_lean` has it.
+        The text is the one that `generate` writes with `seeds=[settings.seed]`. `law` chooses the law of a
+        joint model. `lean` sets the order of the block law, as in `with_lean`.
         """
         model, settings = self.model, Settings.of(settings, changes)
         config = self._config(law, lean)
@@ -65,11 +65,11 @@ class TextEngine:
         return leaning.with_lean(lean).config
 
     def step(self) -> list[Event]:
-        """Write a piece of every text that is under way, and tell what happened."""
+        """Write the next piece of every active text, and return what happened."""
         return self._engine.step()
 
     def close(self) -> None:
-        """Let go of all texts."""
+        """Drop all texts."""
         self._engine.close()
 
     def __len__(self) -> int:
@@ -78,11 +78,12 @@ class TextEngine:
 
     @property
     def written(self) -> int:
-        """How many texts are being written; the others wait."""
+        """How many texts are being written; the others are waiting."""
         return self._engine.written
 
     def _writer(self, settings: Settings, config: LanguageModelConfig) -> Writer:
-        """The writer that such settings made before, if one did: its texts share passes."""
+        """The writer that earlier texts with these settings used, if any, so that all of them share
+        passes."""
         key = settings.of_writer(config.method.writer_draws), config
         if key not in self._writers:
             self._writers[key] = build_writer(self.model.network, config, settings)

@@ -1,4 +1,4 @@
-"""Grammars for texts: a regular expression or a JSON schema, over the tokens of a model (llguidance)."""
+"""Grammars that constrain texts: a regular expression or a JSON schema, compiled to tokens by llguidance."""
 
 import json
 from decimal import Decimal
@@ -14,17 +14,17 @@ from bd3lm.io.extras import require
 from bd3lm.methods import Settings
 
 _LONGEST = 100_000  # characters of a grammar
-_LIMITS = {  # of what the library spends, a fifth to a half of its own: a stranger's grammar must end soon
+_LIMITS = {  # a fifth to a half of the library's own, so that a stranger's grammar fails quickly
     "initial_lexer_fuel": 200_000,
     "step_lexer_fuel": 100_000,
     "max_lexer_states": 50_000,
     "max_grammar_size": 100_000,
 }
-_LARGEST_MULTIPLE = 10_000  # digits of a multipleOf, as a number: seconds and memory grow with it
+_LARGEST_MULTIPLE = 10_000  # of multipleOf, without its decimal point: time and memory grow with it
 
 
 def guide_of(settings: Settings, tokenizer: Tokenizer | None, vocab_size: int) -> "TextGuide | None":
-    """What the settings hold texts to, if anything."""
+    """The grammar that the settings ask for, if any."""
     if not settings.is_guided:
         return None
     name = "regex" if settings.regex is not None else "json_schema"
@@ -32,14 +32,14 @@ def guide_of(settings: Settings, tokenizer: Tokenizer | None, vocab_size: int) -
         raise ValueError(f"{name} needs a tokenizer, and this model was saved without one")
     end = tokenizer.eos_id if settings.eos_id is None else settings.eos_id
     if end is None:
-        raise ValueError(f"{name} needs an end token, and the tokenizer has none; eos_id names one")
+        raise ValueError(f"{name} needs an end token, and the tokenizer has none; set eos_id")
     if not settings.stop_at_eos:
-        raise ValueError(f"{name} needs stop_at_eos, since the end token ends what the grammar allows")
+        raise ValueError(f"{name} needs stop_at_eos, since the end token marks the end of the grammar's text")
     return TextGuide(tokenizer, vocab_size, end, settings.regex, settings.json_schema)
 
 
 class TextGuide:
-    """A grammar over the tokens of a tokenizer. What comes after its text is the end token."""
+    """A grammar over the tokens of a tokenizer. After a complete text it allows the end token."""
 
     def __init__(
         self, tokenizer: Tokenizer, vocab_size: int, end: int, regex: str | None, json_schema: str | None
@@ -57,7 +57,7 @@ class TextGuide:
         try:
             if regex is None:
                 _check_multiples(json.loads(said))
-                # Without blanks: a model that is free to write any number of them may write nothing else.
+                # No blanks: a model that may write any number of them may write nothing else.
                 self._grammar = matcher.grammar_from_json_schema(
                     said, overrides={"whitespace_flexible": False}
                 )
@@ -81,24 +81,24 @@ class _State:
         self._matcher, self._vocab_size = matcher, vocab_size
 
     def trouble(self) -> str:
-        """What is wrong before anything is written: what no text can follow, or what takes too long."""
+        """What is wrong before anything is written: no text matches, or the grammar takes too long."""
         self.allowed()
-        return str(self._matcher.get_error() or "no text follows it") if self._matcher.is_error() else ""
+        return str(self._matcher.get_error() or "no text matches it") if self._matcher.is_error() else ""
 
     def allowed(self) -> Tensor:
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         allowed = np.unpackbits(bits, count=self._vocab_size, bitorder="little").astype(bool)
-        if self._matcher.is_error():  # after which the library would allow the end token
+        if self._matcher.is_error():  # otherwise the library would allow the end token
             allowed[:] = False
         return torch.from_numpy(allowed)
 
     def take(self, token: int) -> None:
         if not self._matcher.is_stopped():
-            self._matcher.consume_token(token)  # where it fails, nothing is allowed any more
+            self._matcher.consume_token(token)  # if this fails, nothing is allowed any more
 
 
 def _check_multiples(schema: Any) -> None:
-    """Refuse multiples of a number with many digits, of which the library makes an automaton."""
+    """Refuse a multipleOf with many digits: the library builds an automaton from it."""
     todo = [schema]
     while todo:
         each = todo.pop()
@@ -116,10 +116,10 @@ def _check_multiples(schema: Any) -> None:
 
 @lru_cache(maxsize=4)
 def _tokens(tokenizer: Tokenizer, vocab_size: int, end: int) -> Any:
-    """The vocabulary as the library wants it, which takes a while for a large one."""
+    """The vocabulary as llguidance wants it, cached because a large one takes a while."""
     llguidance = require("llguidance", "serve", "a regex or a JSON schema for texts")
     spec = tokenizer.spec
-    if tokenizer.size > vocab_size:  # a mask beside the vocabulary, which no text holds
+    if tokenizer.size > vocab_size:  # the mask is outside the vocabulary, and no text holds it
         plain = json.loads(spec)
         plain["added_tokens"] = [each for each in plain.get("added_tokens") or () if each["id"] < vocab_size]
         spec = json.dumps(plain)

@@ -1,7 +1,7 @@
-"""A network with its config and tokenizer: from a folder, a file or the hub and back, and put to use.
+"""A network with its config and tokenizer: loading, saving, generating and scoring.
 
-huggingface_hub's ModelHubMixin is not used: it deletes config.json before it saves, and on loading hands the
-fields of config.json to `__init__` by name, `network` among them. Its three methods are here instead.
+This module does not use huggingface_hub's ModelHubMixin, which deletes config.json before it saves and, on
+loading, passes the fields of config.json to `__init__` by name, including `network`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ from bd3lm.sampling import Event, Sample, Stopped, Writer, write
 
 
 class LanguageModel:
-    """A network, the method it was trained by, and its tokenizer where it was saved with one."""
+    """A network, the method that it was trained with, and its tokenizer if it was saved with one."""
 
     def __init__(
         self, network: Network, config: LanguageModelConfig, tokenizer: Tokenizer | None = None
@@ -40,8 +40,8 @@ class LanguageModel:
         check_config(network, config)
         if tokenizer is not None and tokenizer.vocab_size > config.network.input_vocab_size:
             raise ValueError(
-                f"tokenizer must have at most the network's {config.network.input_vocab_size} tokens, "
-                f"got {tokenizer.vocab_size}"
+                f"tokenizer must have at most {config.network.input_vocab_size} tokens, as many as the "
+                f"network, got {tokenizer.vocab_size}"
             )
         if tokenizer is not None and tokenizer.mask_id != config.mask_id:
             raise ValueError(
@@ -49,9 +49,9 @@ class LanguageModel:
             )
         self.network, self.tokenizer = network, tokenizer
         self.record = config
-        """What the model is, as it is saved."""
+        """The model's config as it is saved."""
         self.config = config.under(config.method.default_law)
-        """What it writes and is measured by: the record's method under one of its laws."""
+        """The config that the model writes and is scored with: the record under one of its laws."""
         self._last_writer: tuple[tuple[Settings, LanguageModelConfig], Writer] | None = None
 
     def __repr__(self) -> str:
@@ -62,8 +62,8 @@ class LanguageModel:
         )
 
     def with_lean(self, lean: float) -> "LanguageModel":
-        """The same network, writing and measured in another order of reveal: 0 is uniformly random, and with
-        more the left of a block comes first. Nothing has to be trained for that."""
+        """The same network with another order of reveal: 0 is uniformly random, and a larger number reveals
+        the left of a block earlier. The network needs no further training."""
         record = replace(self.record, method=self.record.method.with_lean(lean))
         if self.law != "block":
             raise ValueError(f"lean is for the block law, got {lean} for a model under the {self.law} law")
@@ -71,31 +71,31 @@ class LanguageModel:
 
     @property
     def law(self) -> Law:
-        """The law that it writes and is measured in."""
+        """The law that the model writes and is scored under."""
         return self.config.method.default_law
 
     def with_law(self, law: Law) -> "LanguageModel":
-        """The same network, writing and measured in another of its laws: a joint model has two, "block" and
-        "causal"."""
+        """The same network under another of its laws. A joint model has two, "block" and "causal"."""
         other = type(self)(self.network, self.record, self.tokenizer)
         other.config = self.record.under(law)
         return other
 
     @property
     def device(self) -> torch.device:
-        """Where the network is."""
+        """The device of the network."""
         return self.network.device
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | str | None = None) -> Self:
-        """Move the network, or change the type of its weights, in place; returns the model."""
+        """Move the network, or change the type of its weights, in place. Returns the model."""
         self.network.to(device=device, dtype=interop.floating_dtype(dtype))
-        self._last_writer = None  # what it keeps lies where the network was
+        self._last_writer = None  # it keeps tensors where the network was
         return self
 
     def objective(self, training: Training | None = None) -> Objective:
-        """What the model is trained with, so that it stays the model it is; `training` says how.
+        """The training objective of the model's method. `training` sets the method's options.
 
-        `bd3lm.methods` has the options of each method, such as `BlockDiffusionTraining(next_token=1.0)`.
+        `bd3lm.methods` has a class of options for each method, such as
+        `BlockDiffusionTraining(next_token=1.0)`.
         """
         method = self.record.method
         training = method.Training() if training is None else training
@@ -112,10 +112,10 @@ class LanguageModel:
         *,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """The mean loss of a batch in nats per token, differentiable, for a training loop of one's own.
+        """The mean loss of a batch in nats per token, differentiable, for your own training loop.
 
-        A tensor (rows, length) holds token ids, all of which are predicted but, unless the model predicts it
-        too, the first of each row.
+        A tensor (rows, length) holds token ids. All of them are predicted, except the first of each row
+        unless the model predicts first tokens too.
         """
         if not isinstance(batch, Tensor | TokenBatch):
             raise ValueError(f"batch must be token ids (rows, length) or a TokenBatch, got {batch!r:.80}")
@@ -135,15 +135,18 @@ class LanguageModel:
         law: Law | None = None,
         **hub: Unpack[HubOptions],
     ) -> "LanguageModel":
-        """A saved model, in evaluation mode: a folder, a hub id "owner/name", a GGUF or a Lightning `.ckpt`
-        file.
+        """Load a model in evaluation mode.
 
-        A Llama-, Mistral- or Qwen-type checkpoint is one, as an autoregressive model. A training run's folder
-        is one too, and "box" is the model that comes with this package. `lightning`
-        says what a `.ckpt` leaves open. The default device is a GPU where there is one. Without a dtype
-        weights keep theirs, but half precision becomes float32 on a CPU, where it is slow; one may be given
-        by its name. `tokenizer` names one for a model that was saved without. `law` chooses one of a joint
-        model's two, as `with_law` does.
+        `source` is a folder, a training run's folder, a hub id "owner/name", a GGUF or Lightning `.ckpt`
+        file, or "box", the model that comes with this package. A checkpoint of the Llama, Mistral or Qwen
+        type loads as an autoregressive model.
+
+        - `device`: by default a GPU if there is one.
+        - `dtype`: a type or its name. By default weights keep theirs, except that half precision becomes
+          float32 on a CPU, where it is slow.
+        - `lightning`: settings that a `.ckpt` file does not record.
+        - `tokenizer`: a tokenizer for a model that was saved without one.
+        - `law`: one of a joint model's two laws, as in `with_law`.
         """
         device, dtype = pick_device(device), interop.floating_dtype(dtype)  # before any download
         path = interop.resolve(source, **hub)
@@ -166,10 +169,12 @@ class LanguageModel:
     ) -> list[Generation]:
         """Continue each prompt: a text, token ids, or a template of texts and `Gap`s to fill.
 
-        `settings`, or any field of `Settings` by name, say how. Each prompt has `count` texts, which follow
-        one another. Each text has its own seed, derived from `settings.seed` and its place unless `seeds` are
-        given, and does not depend on the others. In place of a `length`, which counts what is given too,
-        `max_new_tokens` may say how many tokens at most follow what is given of each.
+        Set options with `settings`, or with any field of `Settings` by name. Each prompt gets `count` texts,
+        which are next to each other in the result. Each text has its own seed and does not depend on the
+        other texts: the seed is derived from `settings.seed` and the text's place in the result, unless you
+        give `seeds`.
+
+        `length` counts the given tokens too; `max_new_tokens` instead limits the tokens after each prompt.
         """
         events = self.stream(
             prompts,
@@ -195,17 +200,19 @@ class LanguageModel:
         watch: bool = True,
         **changes: Unpack[SettingsKeywords],
     ) -> Iterator[Event]:
-        """The same for one prompt, or several side by side, as events while it happens.
+        """Like `generate`, but yields events while the texts are written, for one prompt or several.
 
-        `Started`, then for each block `BlockStarted`, `TokenRevealed` (and `TokenHidden` under remasking)
-        and `BlockFinished`, at last `Stopped` with the sample. `event.index` says which text an event is of,
-        and `event.text` what it looks like by then, with a sign in place of each mask. Without `watch` only
-        when a text is stopped or drawn again, which does not hold the device up after every pass.
-        `generation` gives a sample its text.
+        A text's events are `Started`; for each block `BlockStarted`, `TokenRevealed` (and `TokenHidden` under
+        remasking) and `BlockFinished`; finally `Stopped` with the sample. `event.index` is the number of the
+        text. `event.text` is the text at that time, with a sign in place of each mask. `generation` turns a
+        sample into a text.
+
+        With `watch=False` you get events only when a text stops or is drawn again. This is faster, because
+        the device need not report after every pass.
         """
         if seeds is not None and "seed" in changes:
             raise ValueError(
-                f"seed is for texts without seeds of their own, got {changes['seed']!r} with seeds"
+                f"seed is for texts that have no seeds of their own, got {changes['seed']!r} with seeds"
             )
         settings = Settings.of(settings, changes)
         settings.check_floor(self.config.network.input_vocab_size)
@@ -224,11 +231,12 @@ class LanguageModel:
         return with_texts(events, self.tokenizer, self.config.mask_id)
 
     def engine(self, *, seats: int = 32) -> TextEngine:
-        """What writes texts that come and go at any time, at most `seats` side by side."""
+        """An engine that takes texts at any time and writes at most `seats` of them at once."""
         return TextEngine(self, seats=seats)
 
     def _writer(self, settings: Settings) -> Writer:
-        """The last writer if these settings make the same one: on a GPU it keeps what it recorded."""
+        """The last writer, if these settings would make the same one: on a GPU it keeps its recorded
+        graphs."""
         alike = settings.of_writer(self.config.method.writer_draws), self.config
         last = self._last_writer
         if last is None or last[0] != alike or last[1].model is not self.network:
@@ -246,33 +254,32 @@ class LanguageModel:
         seed: int = 0,
         batch_size: int = 8,
     ) -> list[TextLikelihood]:
-        """How likely each text is, up to one context long; nothing in it is sharpened.
+        """The likelihood of each text, up to one context long. Sharpening never applies.
 
         - "exact": the chain rule, or for block diffusion the sum over all orders of reveal (blocks up to 12);
         - "nelbo": the paper's bound from uniformly drawn mask rates, the mean of `samples` draws (16);
-        - "nelbo:ordered": the same with rates spread over a batch in its order, as the paper says; no bound;
-        - "nelbo:reference": so too, and with rates from 0.001 on, as the reference implementation; no bound;
-        - "counts": the same bound from masks drawn by count, with less noise;
+        - "nelbo:ordered": the same with rates spread over a batch in order, as the paper says; not a bound;
+        - "nelbo:reference": the same with rates from 0.001 on, as in the reference implementation; not a
+          bound;
+        - "counts": the NELBO from masks drawn by count, with less noise;
         - "iw:K": a tighter bound, from K orders of reveal;
-        - "auto": exact where that takes at most 255 passes, else counts, else the NELBO;
-        - "paper": what the paper prints: exact for an autoregressive model, else the NELBO.
+        - "auto": exact if that takes at most 255 passes, else counts, else the NELBO;
+        - "paper": the figure that the paper prints: exact for an autoregressive model, else the NELBO.
 
-        A text is scored from its first token on, after the token that texts begin with. Token ids are taken
-        as they are: their first one is given, unless the model was trained to predict it (and so is a text's
-        where the tokenizer has no token that texts begin with).
+        A text is scored from its first token on, given the tokenizer's start token. Token ids are taken as
+        they are: the first one is given, unless the model was trained to predict it. The same holds for a
+        text if the tokenizer has no start token.
 
-        With `prompts`, one for each text, it is the likelihood of the text as what follows its prompt. The
-        two are tokenized apart, as `generate` has it, which goes on after the tokens of a prompt; a text that
-        goes on after a word therefore begins with the space. `given` says the same of texts in one piece, by
-        how many leading tokens of each are given.
+        With `prompts`, one for each text, the result is the likelihood of each text given its prompt. Prompt
+        and text are tokenized separately, as in `generate`, so a text that continues after a word must begin
+        with the space. `given` does the same for texts in one piece: it is the number of leading tokens that
+        are given, for each text.
         """
         several = listed(texts, argument="texts")
         if prompts is None:
             rows = text_tokens(several, self.config, self.tokenizer)
         elif given is not None:
-            raise ValueError(
-                f"either prompts or given may be given, got both: {prompts!r:.80} and {given!r:.80}"
-            )
+            raise ValueError(f"give either prompts or given, not both, got {prompts!r:.80} and {given!r:.80}")
         else:
             rows, given = continued_tokens(prompts, several, self.config, self.tokenizer)
         return score(
@@ -287,20 +294,20 @@ class LanguageModel:
         )
 
     def generation(self, sample: Sample) -> Generation:
-        """A sample with its text, which ends before the string that stopped it, where one did."""
+        """A sample with its text, cut before the string that stopped it, if one did."""
         return Generation.of(sample, self.tokenizer)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Save in a folder, in our own format, the tokenizer with it.
+        """Save the model in a folder, in this package's format, with its tokenizer.
 
-        A model without one is not saved beside another's tokenizer, which it would be loaded with; nor is
-        that deleted, since nothing says that it was ours.
+        A model without a tokenizer cannot be saved next to another model's tokenizer, since it would then
+        load with it. That file is not deleted, because it may belong to something else.
         """
         path = local_path(folder)
         if self.tokenizer is None and (path / TOKENIZER_FILE).exists():
             raise ValueError(
-                "folder must not hold the tokenizer of another model: this one has none, and would be loaded "
-                f"with it; choose another folder or remove the file first, got {path / TOKENIZER_FILE}"
+                "folder must not hold another model's tokenizer: this model has none, and would load with "
+                f"that one; choose another folder or remove the file first, got {path / TOKENIZER_FILE}"
             )
         interop.save(self.network, self.record, path)
         if self.tokenizer is not None:
@@ -315,7 +322,7 @@ class LanguageModel:
         revision: str | None = None,
         commit_message: str = "Save with bd3lm",
     ) -> str:
-        """Save in a hub repository, made when it is not there; returns the address of the commit."""
+        """Save the model in a hub repository, which is created if missing. Returns the commit's address."""
         api = HfApi(token=token)
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         with TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Prompts as users give them (texts, token ids, templates with gaps) as the requests that samplers take."""
+"""Turns prompts as users give them (texts, token ids, templates with gaps) into requests for a sampler."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from bd3lm.sampling import Fills, Request, Stopping, followed_to
 
 @dataclass(frozen=True)
 class Gap:
-    """Tokens to be written in a template: ["The ", Gap(2), " sat down."]."""
+    """Tokens to fill in a template: ["The ", Gap(2), " sat down."]."""
 
     tokens: int
 
@@ -29,11 +29,11 @@ Part = str | int | Gap
 Prompt = str | Tensor | Sequence[Part]
 """Text, token ids, or a template: texts or ids with gaps."""
 Prompts = str | Tensor | Sequence[Part | Prompt]
-"""One prompt or several. One type of sequence for both: of a union of two mypy cannot tell which is meant."""
+"""One prompt or several. The two share one sequence type, since mypy cannot tell a union of two apart."""
 
 
 def listed(prompts: Any, *, argument: str = "prompts") -> Sequence[Prompt]:
-    """Several prompts; one on its own, of whatever kind, is taken as a list of one."""
+    """A list of prompts; a single prompt of any kind becomes a list of one."""
     if isinstance(prompts, str):
         return [prompts]
     if hasattr(prompts, "tolist"):  # a tensor or an array
@@ -48,14 +48,14 @@ def listed(prompts: Any, *, argument: str = "prompts") -> Sequence[Prompt]:
 
 
 def repeated(prompts: Sequence[Prompt], count: int) -> Sequence[Prompt]:
-    """Each prompt so many times, one after another."""
+    """Each prompt `count` times, one after another."""
     if not is_whole(count) or count < 1:
         raise ValueError(f"count must be a whole number from 1 on, got {count!r}")
     return [prompt for prompt in prompts for _ in range(count)]
 
 
 def text_seeds(seed: int, count: int) -> list[int]:
-    """The seed of each of some texts, where one seed was given for all."""
+    """A seed for each of `count` texts, derived from one seed."""
     return [derive_seed(seed, "text", index) for index in range(count)]
 
 
@@ -69,12 +69,12 @@ def build_requests(
     *,
     max_new_tokens: int | None = None,
 ) -> list[Request]:
-    """A request for each prompt; all that is wrong with one is said before anything is written."""
+    """A request for each prompt. All prompts are checked before anything is written."""
     if max_new_tokens is not None and (not is_whole(max_new_tokens) or max_new_tokens < 1):
         raise ValueError(f"max_new_tokens must be a whole number from 1 on, got {max_new_tokens!r}")
     if max_new_tokens is not None and settings.length is not None:
         raise ValueError(
-            f"either length or max_new_tokens may be given, got {settings.length} and {max_new_tokens}"
+            f"give either length or max_new_tokens, not both, got {settings.length} and {max_new_tokens}"
         )
     if not len(prompts):
         raise ValueError('prompts must hold at least one prompt ("" starts from nothing), got none')
@@ -83,7 +83,7 @@ def build_requests(
     if seeds is None:
         seeds = text_seeds(settings.seed, len(prompts))
     if not isinstance(seeds, Sequence) or len(seeds) != len(prompts):
-        raise ValueError(f"seeds must be one for each of {len(prompts)} texts, got {seeds!r:.80}")
+        raise ValueError(f"seeds must hold one seed for each of {len(prompts)} texts, got {seeds!r:.80}")
     if not all(is_whole(seed) and 0 <= seed < 2**63 for seed in seeds):
         raise ValueError(f"seeds must be whole numbers from 0 to 2^63 − 1, got {seeds!r:.80}")
     if settings.eos_id is not None and settings.eos_id >= config.network.vocab_size:
@@ -126,14 +126,14 @@ def _request(
     if length is None:
         length = len(given) if mask_id in given else config.network.context
     if len(given) > length:
-        begun = "" if not _begins(prompt, config, tokenizer) else ", the one that texts begin with included"
+        begun = "" if not _begins(prompt, config, tokenizer) else ", including the start token"
         got = f"got {length}"
-        if settings.length is None:  # and so no max_new_tokens either, which hold every prompt
-            got += ", by default one context; give a length"
-        raise ValueError(f"length must hold its {len(given)} tokens{begun}, {got}")
+        if settings.length is None:  # nor max_new_tokens, with which every prompt fits
+            got += ", the default of one context; give a length"
+        raise ValueError(f"length must be at least the prompt's {len(given)} tokens{begun}, {got}")
     if settings.entropy_floor is not None and length < settings.entropy_window:
         raise ValueError(
-            f"entropy_window must be within the length {length}, or entropy_floor does nothing, got "
+            f"entropy_window must be at most the length {length}, or entropy_floor has no effect, got "
             f"{settings.entropy_window}"
         )
     if not config.method.score_first and (not given or given[0] == mask_id):
@@ -144,7 +144,7 @@ def _request(
 def _fills(
     request: Request, fills: Fills | None, config: LanguageModelConfig, settings: Settings
 ) -> Fills | None:
-    """The fills of a template whose gaps have text after them; nothing weighs what lies past the context."""
+    """The fills of a template with text after its gaps. Nothing can weigh text past the context."""
     end, context = followed_to(request.given.tolist(), config.mask_id), config.network.context
     if not end or fills is None:
         return None
@@ -153,7 +153,7 @@ def _fills(
     if end <= context and (settings.fills or 1) > 1:
         raise ValueError(
             "fills must be 1 for a template that ends in the block of its first gap, in blocks of more than "
-            f"8, since nothing that follows would weigh them, got {settings.fills}"
+            f"8, since nothing after the gap could weigh the fills, got {settings.fills}"
         )
     if end <= context:
         return None
@@ -168,10 +168,10 @@ def _fills(
 def given_tokens(
     prompt: Any, config: LanguageModelConfig, tokenizer: Tokenizer | None, *, begins: bool = True
 ) -> list[int]:
-    """The tokens of a text, of token ids, or of a template, in whose gaps stands the mask.
+    """The tokens of a text, of token ids, or of a template with masks in its gaps.
 
-    Before a text stands the token that texts begin with, unless the network predicts first tokens itself, or
-    the text only goes on (`begins` is False).
+    The start token comes first, unless the network predicts first tokens itself or the text only continues
+    another (`begins` is False).
     """
     mask_id, vocab_size = config.mask_id, config.network.input_vocab_size
     parts = _parts(prompt)
@@ -186,7 +186,7 @@ def given_tokens(
                 raise ValueError("text needs a tokenizer, and this model was saved without one; give ids")
             try:
                 tokens += tokenizer.encode(part)
-            except TypeError:  # half of a surrogate pair, as a broken argument of a command has it
+            except TypeError:  # half of a surrogate pair, as in a broken command-line argument
                 raise ValueError(f"text must be valid Unicode, got {part!r}") from None
         elif not is_whole(part):
             raise ValueError(f"it must be a text, token ids, or a list of texts and Gaps, got {part!r}")
@@ -202,20 +202,20 @@ def given_tokens(
 def continued_tokens(
     prompts: Any, texts: Sequence[Prompt], config: LanguageModelConfig, tokenizer: Tokenizer | None
 ) -> tuple[list[list[int]], list[int]]:
-    """Each prompt with the text that goes on from it, and how many of the tokens are the prompt's.
+    """Each prompt joined with the text that continues it, and the number of the prompt's tokens.
 
-    Both are tokenized by themselves, as what is generated after a prompt is: no token spans where they meet.
+    The two are tokenized separately, as in generation, so no token spans the place where they meet.
     """
     prompts = listed(prompts)
     if len(prompts) != len(texts):
-        raise ValueError(f"prompts must be one for each of {len(texts)} texts, got {len(prompts)}")
+        raise ValueError(f"prompts must hold one prompt for each of {len(texts)} texts, got {len(prompts)}")
     rows, given = [], []
     for index, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
         before = _named(f"prompt {index}", prompt, config, tokenizer)
         if not before and not config.method.score_first:
             raise ValueError(
-                f"prompt {index} must have at least 1 token: this model was not trained to predict the first "
-                f"of a text, got {prompt!r}"
+                f"prompt {index} must have at least 1 token, since this model was not trained to predict the "
+                f"first token of a text, got {prompt!r}"
             )
         after = _named(f"text {index}", text, config, tokenizer, begins=False)
         if not after:
@@ -226,7 +226,7 @@ def continued_tokens(
 
 
 def _named(name: str, *words: Any, **options: Any) -> list[int]:
-    """`given_tokens`, whose errors say of what they are."""
+    """`given_tokens`, with errors that name the prompt or text."""
     try:
         return given_tokens(*words, **options)
     except ValueError as error:
@@ -241,14 +241,14 @@ def text_tokens(
 
 
 def _parts(prompt: Any) -> Any:
-    """What a prompt is made of, where it is one; an array or a tensor is as the list of it."""
+    """The parts of a prompt; an array or a tensor becomes a list."""
     if isinstance(prompt, str):
         return [prompt]
     return prompt.tolist() if hasattr(prompt, "tolist") else prompt
 
 
 def _begins(prompt: Any, config: LanguageModelConfig, tokenizer: Tokenizer | None) -> list[int]:
-    """The token that texts begin with, where one is put before this prompt."""
+    """The start token, if this prompt gets one."""
     parts = _parts(prompt)
     if not isinstance(parts, Sequence) or not parts:
         return []

@@ -1,4 +1,4 @@
-"""How likely texts are under a model: exactly where that can be computed, bounded where it cannot."""
+"""How likely texts are under a model: the exact likelihood where it can be computed, else a bound."""
 
 import math
 import re
@@ -19,22 +19,23 @@ PAPER = "paper"
 _NAMES = ("auto", PAPER, "exact", "nelbo", "nelbo:ordered", "nelbo:reference", "counts")
 ESTIMATORS = f"{', '.join(_NAMES)} or iw:K"
 
-_MOST_ORDERS = 1000  # for each a pass a token of a block; all are drawn beforehand
+_MOST_ORDERS = 1000  # each takes one pass for every token of a block, and all are drawn beforehand
 
 
 @dataclass(frozen=True)
 class TextLikelihood:
-    """log p of a text in nats, or what an estimator gives for it, over `tokens` tokens.
+    """log p of a text in nats over `tokens` tokens, or an estimate of it.
 
-    `error` is one standard error of log_p, from the spread of the draws; 0 where nothing is drawn, and None
-    with one draw, from which it cannot be known (as of iw:K, unless more `samples` are asked for). It tells
-    the noise alone: a bound holds for the expectation, so a drawn one may lie above log p by its noise, and
-    how far the expectation is below log p no error says. For nelbo and counts, whose noise levels are spread
-    evenly over the draws, it is on average too large rather than too small; nelbo has no finite variance, so
-    its errors come out too small now and then.
+    `error` is one standard error of log_p, from the spread of the draws. It is 0 if nothing is drawn, and
+    None after a single draw, which shows no spread (as with iw:K unless you ask for more `samples`).
 
-    `blocks` is what each block that has scored tokens adds to an exact log_p, its log p given all before it
-    (for an autoregressive model, each token); None where log_p is not exact.
+    The error covers the noise only. A bound holds in expectation, so a drawn one may lie above log p by its
+    noise, and no error tells how far the expectation lies below log p. For nelbo and counts, which spread
+    their noise levels evenly over the draws, the error is on average too large rather than too small; nelbo
+    has no finite variance, so its errors are sometimes too small.
+
+    `blocks` splits an exact log_p by block: the log p of each block that has scored tokens, given all before
+    it (for an autoregressive model, of each token). It is None if log_p is not exact.
     """
 
     log_p: float
@@ -45,19 +46,19 @@ class TextLikelihood:
 
     @property
     def is_exact(self) -> bool:
-        """Otherwise log_p is a lower bound in expectation, or (`figure.meaning`) not even that."""
+        """Otherwise log_p is a lower bound in expectation, or not even that: see `figure.meaning`."""
         return self.figure.meaning == "exact"
 
     @property
     def perplexity(self) -> float:
-        """Per token; an upper bound where log_p is a lower one."""
+        """Perplexity per token: an upper bound if log_p is a lower bound."""
         return perplexity(-self.log_p / self.tokens)
 
 
 def build_estimator(config: LanguageModelConfig, name: str) -> Estimator:
-    """The estimator that a user names; one that would not do for the model is refused with the reason.
+    """The estimator of this name. Refuses one that does not suit the model, with the reason.
 
-    "paper" is the one whose figure the paper prints for the method, under its own name."""
+    "paper" is the estimator whose figure the paper prints for the method."""
     method = config.method
     _check_name(name, method.own_estimators)
     return method.estimator(method.paper_estimator if name == PAPER else name, config.frame)
@@ -75,20 +76,21 @@ def score(
     seed: int,
     batch_size: int,
 ) -> list[TextLikelihood]:
-    """The likelihood of each text, given its first token unless the model predicts that too, or `given`."""
+    """The likelihood of each text. The first token is given, unless the model predicts it, or `given`
+    tokens."""
     _check_numbers(samples, batch_size, seed)
     require_evaluation_mode(network)
     chosen = build_estimator(config, estimator)
     if samples is not None and not chosen.is_random:
         raise ValueError(
-            f"samples is for an estimate that is drawn, and {chosen.name!r} is not, got {samples}"
+            f"samples is for an estimate that draws, and {chosen.name!r} draws nothing, got {samples}"
         )
     _check(texts, config)
     prompts = _prompts(texts, given, config)
     device = network.device
     figure, scores = chosen.figures(network)[0], []
     found: list[tuple[float, float | None, tuple[float, ...] | None]]
-    # What is drawn for a text must not depend on its neighbours, so drawn estimates take one at a time.
+    # A text's draws must not depend on its neighbors, so estimates that draw take one text at a time.
     rows = 1 if chosen.is_random else batch_size
     for start in range(0, len(texts), rows):
         batch = _padded(texts[start : start + rows], prompts[start : start + rows], config, device)
@@ -123,8 +125,8 @@ def _check_numbers(samples: int | None, batch_size: int, seed: int) -> None:
 def _each_draw(
     network: Denoiser, estimator: Estimator, batch: TokenBatch, draws: int, seed: int, batch_size: int
 ) -> Tensor:
-    """An estimate for the one row from each draw; the same text in every row spreads the noise levels of its
-    draws."""
+    """An estimate for the one text from each draw. All draws share a batch, which spreads their noise
+    levels."""
     copies = TokenBatch(
         tokens=batch.tokens.expand(draws, -1),
         scored=batch.scored.expand(draws, -1),
@@ -142,20 +144,20 @@ def _each_draw(
 
 
 def _standard_error(drawn: Tensor) -> float | None:
-    """Of their mean; None where it cannot be known."""
+    """The standard error of the mean of some draws; None if they cannot tell."""
     if len(drawn) < 2 or not drawn.isfinite().all():
         return None
     return drawn.std().item() / math.sqrt(len(drawn))
 
 
 def _of_blocks(parts: Tensor, scored: Tensor) -> list[tuple[float, ...]]:
-    """log p of the parts of each row that have something scored."""
+    """log p of each row's blocks that have scored tokens."""
     has = scored.unflatten(1, (parts.shape[1], -1)).any(2)
     return [tuple((-row[own]).tolist()) for row, own in zip(parts, has, strict=True)]
 
 
 def _check_name(name: str, own: Collection[str]) -> None:
-    """Refuse what no method knows; what a method does not do it refuses itself, with the reason."""
+    """Refuse a name that no method knows. A method itself refuses the estimators that it does not have."""
     if not isinstance(name, str):
         raise ValueError(f"estimator must be {ESTIMATORS}, got {name!r}")
     found = re.fullmatch(r"iw:(\d{1,9})", name)
@@ -195,8 +197,8 @@ def _check(texts: Sequence[Sequence[int]], config: LanguageModelConfig) -> None:
     for index, text in enumerate(texts):
         if not given < len(text) <= context:
             raise ValueError(
-                f"text {index} must have {given + 1} to {context} tokens (the network's context; the token "
-                f"that texts begin with counts), got {len(text)}"
+                f"text {index} must have {given + 1} to {context} tokens (the network's context, including "
+                f"the start token), got {len(text)}"
             )
         if config.mask_id in text:
             raise ValueError(f"text {index} must have no gaps")
@@ -206,14 +208,14 @@ def _check(texts: Sequence[Sequence[int]], config: LanguageModelConfig) -> None:
             wanted = f"{context} tokens, the whole context" if multiple == context else ""
             raise ValueError(
                 f"text {index} must have {wanted or f'a multiple of {multiple} tokens, whole blocks'}, under "
-                f"uniform noise, which knows no end of a text, got {len(text)}"
+                f"uniform noise, which cannot mark the end of a text, got {len(text)}"
             )
 
 
 def _padded(
     texts: Sequence[Sequence[int]], prompts: Sequence[int], config: LanguageModelConfig, device: torch.device
 ) -> TokenBatch:
-    """Rows padded to whole blocks; what lies past a text's end is never seen."""
+    """Rows padded to whole blocks. Nothing reads the padding."""
     block = config.method.scoring_unit(config.network.context)
     lengths = torch.tensor([len(text) for text in texts])
     filler = 0 if config.mask_id else 1

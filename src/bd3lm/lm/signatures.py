@@ -1,4 +1,4 @@
-"""The keywords of `generate` as a notebook completes them and `help` prints them."""
+"""Signatures that show the settings of `generate`, for `help` and for completion in notebooks."""
 
 import inspect
 from collections.abc import Callable
@@ -11,9 +11,10 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def shows_settings(function: F) -> F:
-    """The function, whose signature names the settings that it takes as `**changes`, with their defaults.
+    """Replace `**changes` in a function's signature by the settings that it accepts, with their defaults.
 
-    Type checkers read `Unpack[SettingsKeywords]`; `help` and most completers ask `inspect`, which does not.
+    Type checkers read `Unpack[SettingsKeywords]`, but `help` and most completers ask `inspect`, which does
+    not.
     """
     signature = inspect.signature(function)
     kept = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]

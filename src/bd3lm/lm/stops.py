@@ -1,4 +1,4 @@
-"""Strings that end a text: found among its tokens while these are written, and cut off its text."""
+"""Stop strings: finding them in the tokens of a text while it is written, and cutting them off."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,18 +7,18 @@ from torch import Tensor
 
 from bd3lm.data import Tokenizer
 
-_MARGIN = 8  # tokens that are decoded for what they do to those after them; characters to be on the safe side
-_STRIDE = 16  # tokens that are looked at before what stands far before them is left behind
+_MARGIN = 8  # extra tokens to decode, since they affect those after them; also extra characters, to be safe
+_STRIDE = 16  # tokens to search before the start of the search window moves on
 
 
 @dataclass(frozen=True)
 class StopStrings:
     """Finds the first of some strings in a text, for `Stopping.find_end`.
 
-    A text ends after the fewest tokens whose text holds one. Every number of tokens is tried, not only the
-    end of a block: a prefix may end inside a character, and a decoder may join what follows to what came
-    before, so a string that is there after some tokens may be gone after more. Otherwise the end of a text
-    would depend on where its blocks end.
+    A text ends after the fewest tokens whose text holds a stop string. Every number of tokens is tried, not
+    only the end of a block: a prefix may end inside a character, and a decoder may join new tokens to the
+    text before, so a string can appear after some tokens and be gone after more. If only block ends were
+    tried, the end of a text would depend on where its blocks end.
     """
 
     tokenizer: Tokenizer
@@ -38,14 +38,14 @@ class StopStrings:
         return None
 
     def first(self, text: str) -> str | None:
-        """The string that begins first in a text, of those that the text holds."""
+        """The string that begins first in a text, if the text holds any."""
         held = [string for string in self.strings if string in text]
         return min(held, key=text.find, default=None)
 
     def _far_enough_back(self, tokens: Tensor, written_from: int, begin: int) -> int:
-        """From where on tokens must be read for no string to be missed that ends at `begin` or later.
+        """The token to read from so that no string is missed that ends at `begin` or later.
 
-        Long texts are not read from their beginning for every token.
+        It saves decoding a long text from its start for every token.
         """
         least = max(map(len, self.strings)) + _MARGIN
         back = least
@@ -53,15 +53,15 @@ class StopStrings:
             context = max(start - _MARGIN, 0)
             if len(written_text(self.tokenizer, tokens[context:begin].tolist(), start - context)) >= least:
                 return start
-            back *= 2  # there are special tokens among them, or several tokens make a character
+            back *= 2  # some are special tokens, or it takes several tokens to make a character
         return written_from
 
 
 def written_text(tokenizer: Tokenizer, tokens: Sequence[int], start: int) -> str:
-    """What tokens[start:] add to the text of those before: the end of the whole text.
+    """The text that tokens[start:] add to the text of the tokens before them.
 
-    Decoded alone they may read otherwise: without the space before them, or as half a character. A character
-    that was begun before `start` is not theirs.
+    Decoded alone, tokens may lose the space before them or start with half a character. A character that
+    began before `start` does not count.
     """
     before, whole = tokenizer.decode(tokens[:start]), tokenizer.decode(tokens)
     if whole.startswith(before):
@@ -72,6 +72,6 @@ def written_text(tokenizer: Tokenizer, tokens: Sequence[int], start: int) -> str
 
 
 def shared_start(one: str, other: str) -> int:
-    """How many characters two texts have in common before they differ."""
+    """The length of the common prefix of two texts."""
     pairs = zip(one, other, strict=False)
     return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

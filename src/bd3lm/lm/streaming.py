@@ -1,4 +1,4 @@
-"""What a text looks like while it is written: events are given the text by then."""
+"""Events that carry the text so far, for watching a text while it is written."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,9 +13,9 @@ MASK_SIGN = "░"
 
 
 def with_texts(events: Iterator[Event], tokenizer: Tokenizer | None, mask_id: int) -> Iterator[Event]:
-    """The events, each of which can tell what its text looks like by then; without a tokenizer as they are.
+    """The same events, each able to show its text so far. Without a tokenizer they are unchanged.
 
-    A text is decoded only when it is asked for.
+    A text is decoded only when somebody reads it.
     """
     if tokenizer is None:
         yield from events
@@ -45,7 +45,7 @@ def _finished(sample: Sample, tokenizer: Tokenizer) -> str:
 
 
 def _so_far(tokens: Sequence[int], tokenizer: Tokenizer, mask_id: int) -> str:
-    """Tokens between masks are decoded together: a character may be several of them."""
+    """The text so far. Each run of tokens between masks is decoded together: a character may span several."""
     shown = []
     for masked, run in groupby(tokens, lambda token: token == mask_id):
         same = list(run)

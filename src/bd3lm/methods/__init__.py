@@ -1,4 +1,4 @@
-"""Methods of training and of writing: one file a method, and what a saved model is."""
+"""Methods: how a model is trained and writes, one file for each; and the config of a saved model."""
 
 from bd3lm.methods.autoregressive import AutoregressiveMethod, AutoregressiveTraining
 from bd3lm.methods.base import Frame, Law, Method, NoisedTraining, Training, only_estimator

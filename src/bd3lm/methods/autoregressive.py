@@ -15,7 +15,7 @@ from bd3lm.sampling import AutoregressiveWriter, FillWeights, GuidedWriter, Spec
 
 @dataclass(frozen=True, kw_only=True)
 class AutoregressiveTraining(Training):
-    """How next-token prediction is trained."""
+    """The training options of next-token prediction."""
 
     random_batch: bool = False
     """The paper's case study: keep each token's loss with a probability drawn for its sequence."""
@@ -59,20 +59,13 @@ class AutoregressiveMethod(Method):
             "stride",
             "steps",
             "projection",
-            why="an autoregressive model writes token after token",
+            why="an autoregressive model writes token by token",
         )
         if settings.is_guided:
             return self._guided(network, settings, frame)
-        if settings.logit_bias is not None:
-            _without_speculation(settings, "with logit_bias, by which no guess is verified")
-            return AutoregressiveWriter(
-                network,
-                mask_id=frame.mask_id,
-                context=frame.context,
-                score_first=self.score_first,
-                cache=settings.cache,
-                biased=True,
-            )
+        biased = settings.logit_bias is not None
+        if biased:
+            _without_speculation(settings, "with logit_bias, with which no guess can be verified")
         speculation = self.speculation(settings)
         if speculation is None:
             return AutoregressiveWriter(
@@ -81,9 +74,10 @@ class AutoregressiveMethod(Method):
                 context=frame.context,
                 score_first=self.score_first,
                 cache=settings.cache,
+                biased=biased,
             )
         if not settings.cache:
-            raise ValueError("cache must be on for speculation, which verifies drafts behind it, got False")
+            raise ValueError("cache must be on for speculation, which needs it to verify drafts, got False")
         return SpeculativeWriter(
             network,
             reading=self.drafts(frame),
@@ -94,10 +88,10 @@ class AutoregressiveMethod(Method):
 
     def _guided(self, network: Denoiser, settings: Settings, frame: Frame) -> Writer:
         _without_speculation(
-            settings, "for a text that a grammar guides, since every token decides what may come next"
+            settings, "for a text with a grammar, since every token decides what may come next"
         )
         if not settings.cache:
-            raise ValueError("cache must be on for a text that a grammar guides, got False")
+            raise ValueError("cache must be on for a text with a grammar, got False")
         return GuidedWriter(
             network,
             mask_id=frame.mask_id,
@@ -111,7 +105,7 @@ class AutoregressiveMethod(Method):
         return True
 
     def settled(self, settings: Settings) -> Settings:
-        if settings.tokens_per_pass == 1:  # as it does
+        if settings.tokens_per_pass == 1:  # which it does anyway
             settings = replace(settings, tokens_per_pass=None)
         return super().settled(settings)
 
@@ -121,7 +115,7 @@ class AutoregressiveMethod(Method):
 
     def fill_weights(self, settings: Settings, frame: Frame) -> FillWeights | str:
         if settings.sharpening().is_greedy:
-            return "where the likeliest token is always taken, since all fills would be alike"
+            return "if the likeliest token is always taken, since all fills would be equal"
         return CausalFills(mask_id=frame.mask_id, score_first=self.score_first)
 
     def packing(self, context: int) -> Packing:
@@ -132,7 +126,7 @@ class AutoregressiveMethod(Method):
 
     @property
     def is_causal_lm(self) -> bool:
-        return not self.score_first  # which reads a mask first, that others do not have
+        return not self.score_first  # others do not read a mask first
 
     def in_reference(self, context: int) -> dict[str, Any]:
         return {"block_size": 1, "cross_attn": False, "causal": True}

@@ -28,22 +28,22 @@ from bd3lm.objectives.denoising import Algorithm
 from bd3lm.sampling import FillWeights, FirstHitting, Speculation, SpeculativeBlockWriter, Writer
 from bd3lm.sampling.speculative_blocks import check_speculation
 
-_NEXT_TOKEN = 4.0  # what a joint model is tuned with
-_LARGEST_EXACT = 8  # where "auto" still computes exactly: 255 passes
+_NEXT_TOKEN = 4.0  # the weight with which a joint model is tuned
+_LARGEST_EXACT = 8  # the largest block for which "auto" computes exactly: 255 passes
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockDiffusionTraining(NoisedTraining):
-    """How block diffusion is trained."""
+    """The training options of block diffusion."""
 
     masking: MaskingRule = field(default_factory=Counts)
-    """How masks are drawn and weighed."""
+    """The rule that draws masks and weighs them."""
     next_token: float = 0.0
-    """Weight of a next-token loss on the clean half, which must then be causal."""
+    """The weight of a next-token loss on the clean half, which must then be causal."""
     algorithm: Algorithm = "single_pass"
     validation: Literal["counts", "times"] = "counts"
-    """How masks are drawn to validate, and so which checkpoint is the best: by count, or at uniformly drawn
-    mask rates as in the paper, which is the same bound with more noise."""
+    """How validation draws masks, which also decides which checkpoint is the best: by count ("counts"), or at
+    uniformly drawn mask rates as in the paper ("times"), which is the same bound with more noise."""
 
     def problems(self) -> Iterator[str]:
         if not 0.0 <= self.next_token < math.inf:
@@ -59,7 +59,7 @@ class BlockDiffusionTraining(NoisedTraining):
 
     @property
     def not_under_fsdp(self) -> str | None:
-        two_pass = "objective.algorithm two_pass does not run under parallel fsdp, which frees keys early"
+        two_pass = "objective.algorithm two_pass does not run with parallel fsdp, which frees keys early"
         return two_pass if self.algorithm == "two_pass" else None
 
     @property
@@ -81,20 +81,20 @@ class BlockDiffusionMethod(Method):
     reference_lacks = frozenset({"score_first", "causal_clean", "previous_token", "joint", "law", "lean"})
 
     block_size: int | None = None
-    """Tokens in a block; None is one block of the whole context (MDLM)."""
+    """Tokens in a block. None is one block of the whole context (MDLM)."""
     causal_clean: bool = False
-    """Whether clean tokens attend causally rather than block-causally."""
+    """Whether clean tokens attend causally instead of block-causally."""
     previous_token: bool = False
-    """Whether the network is shown a masked token as the mask plus the token before it."""
+    """Whether the network sees a masked token as the mask plus the token before it."""
     joint: bool = False
-    """Whether the clean text was trained to predict its next tokens, so that the network is an autoregressive
-    model too. Training with `next_token` makes it one."""
+    """Whether the clean text was also trained to predict its next tokens, which makes the network an
+    autoregressive model too. Training with `next_token` makes a model joint."""
     law: Law = "block"
-    """For a joint model: whether it writes and is measured in blocks, or token after token."""
+    """For a joint model: whether it writes and is measured in blocks or token by token."""
     lean: float = 0.0
-    """How much the order in which a block is revealed leans to the left: a token is e^lean times as likely to
-    come next as its right neighbour. 0 is the paper's, uniformly random. Texts are written and likelihoods
-    are measured in this order, in validation too; how masks are drawn in training is the masking rule's."""
+    """How much the order of reveal within a block leans to the left: a token is e^lean times as likely to
+    come next as its right neighbor. 0 is the paper's uniformly random order. The model writes in this order,
+    and its likelihoods and validation use it too. The masking rule decides how training draws masks."""
 
     def problems(self) -> Iterator[str]:
         if self.joint and not self.causal_clean:
@@ -113,8 +113,8 @@ class BlockDiffusionMethod(Method):
             yield f"method.block_size must divide the context {frame.context}, got {self.block_size}"
         if self.lean and frame.told_noise:
             yield (
-                "method.lean must be 0 for a network that is told the noise level, since an order that leans "
-                f"has none that all places share, got {self.lean:g}"
+                "method.lean must be 0 for a network that is told the noise level, since the places of a "
+                f"leaning order do not share one, got {self.lean:g}"
             )
 
     def training_conflicts(self, training: BlockDiffusionTraining, frame: Frame) -> Iterator[str]:
@@ -122,8 +122,8 @@ class BlockDiffusionMethod(Method):
             yield "objective.next_token needs method.causal_clean: otherwise tokens see what they predict"
         if self.lean and training.validation == "times":
             yield (
-                "objective.validation must be counts for an order that leans, which has no mask rate that "
-                f"all places share, got times with method.lean {self.lean:g}"
+                "objective.validation must be counts for an order that leans, whose places do not share a "
+                f"mask rate, got times with method.lean {self.lean:g}"
             )
         if training.algorithm == "two_pass" and not frame.keeps_keys:
             yield "objective.algorithm must be single_pass for a network that keeps no keys, got two_pass"
@@ -177,11 +177,11 @@ class BlockDiffusionMethod(Method):
         )
 
     def validation(self, training: BlockDiffusionTraining, frame: Frame) -> BlockDiffusionLoss:
-        """The paper's bound, of the order in which the model writes, whatever masks it is trained with.
+        """The paper's bound for the order in which the model writes, whatever masks it is trained with.
 
-        It is drawn by counts unless asked otherwise: mask rates drawn uniformly have the same mean and an
-        infinite variance, and which checkpoint is kept as the best would be a matter of luck. A network that
-        is told the noise level must be told a rate, and one trained in T steps is judged in them.
+        By default masks are drawn by count. Uniformly drawn mask rates have the same mean but an infinite
+        variance, which would leave the choice of the best checkpoint to luck. A network that is told the
+        noise level needs a rate, and a model trained in T steps is validated in T steps.
         """
         if training.masking.in_discrete_steps:
             return self.judging(training.masking, frame)
@@ -192,7 +192,7 @@ class BlockDiffusionMethod(Method):
         return BlockDiffusionLoss(reading=self.reading(frame), masking=masking)
 
     def writer(self, network: Denoiser, settings: Settings, frame: Frame) -> Writer:
-        settings.refuse("projection", why="it is SSD-LM's")
+        settings.refuse("projection", why="only SSD-LM has projections")
         unmasking = settings.unmasking
         if self.lean and unmasking is not None and not unmasking.can_lean:
             raise ValueError(
@@ -227,9 +227,9 @@ class BlockDiffusionMethod(Method):
             only_estimator(NELBOS, name, "a network that is told the noise level")
         if name == "exact" and size > MAX_EXACT_BLOCK:
             raise ValueError(
-                f"estimator 'exact' takes 2^block_size − 1 passes, for blocks of {size} therefore "
-                f"2^{size} − 1; it is for blocks of at most {MAX_EXACT_BLOCK}. Use 'counts', a bound in one "
-                f"pass, or 'iw:K', a tighter one in {size}·K passes"
+                f"estimator 'exact' takes 2^block_size − 1 passes, which is 2^{size} − 1 for blocks of "
+                f"{size}; it is for blocks of at most {MAX_EXACT_BLOCK}. Use 'counts', a bound in one pass, "
+                f"or 'iw:K', a tighter one in {size}·K passes"
             )
         if name == "auto":
             name = "nelbo" if frame.told_noise else "exact" if size <= _LARGEST_EXACT else "counts"
@@ -242,7 +242,7 @@ class BlockDiffusionMethod(Method):
         if self.lean:
             raise ValueError(
                 f"estimator must be exact, counts or iw:K for an order that leans (lean {self.lean:g}), got "
-                f"{name!r}, whose times would need a schedule for each place; counts is the same bound"
+                f"{name!r}, which would need a schedule for each place; counts is the same bound"
             )
         return Sampled(name, replace(self.judging(Times(), frame), levels=NELBOS[name]))
 
@@ -250,11 +250,11 @@ class BlockDiffusionMethod(Method):
         return "nelbo" if frame.told_noise else "counts"
 
     def drafts(self, frame: Frame, masks: int | None = None) -> Drafts:
-        """A block all masked. Its first mask is for a token that the causal law gives without a draft."""
+        """A masked block. Its first mask is for a token that the causal law gives without a draft."""
         if not self.joint:
             raise ValueError(
-                "acceptance is of drafts that a causal law verifies, which a joint model has (trained with "
-                f"next_token), got {self.title} that is none"
+                "acceptance is of drafts that a causal law verifies, which only a joint model has (trained "
+                f"with next_token), got {self.title} that is not joint"
             )
         if frame.told_noise:
             raise ValueError("acceptance is for networks that are not told the noise level, got one that is")
@@ -277,11 +277,11 @@ class BlockDiffusionMethod(Method):
         if reading.block_size <= _LARGEST_EXACT:
             return EnumeratedFills(reading=reading, lean=lean)
         if reading.block_size == frame.context:
-            return "for a model of one block, which sees all that is given while it fills a gap"
+            return "for a model of one block, which sees all given text while it fills a gap"
         return OrderedFills(reading=reading, lean=lean)
 
     def lean_of(self, settings: Settings) -> float:
-        """How much the order leans in which texts are written: that of the unmasking rule, where it can."""
+        """The lean of the order in which texts are written: the unmasking rule's, if it has one."""
         rule = settings.unmasking
         return self.lean if rule is None or not rule.can_lean else getattr(rule, "lean", self.lean)
 
@@ -289,7 +289,7 @@ class BlockDiffusionMethod(Method):
         return Packing(unit=self.piece(context), in_blocks=True)
 
     def tuned_by(self, frame: Frame) -> BlockDiffusionTraining:
-        """As the recommended presets: both copies of complementary masks, each masked token with weight 1."""
+        """As the recommended presets: both of two complementary masks, each masked token with weight 1."""
         masking = Times() if frame.told_noise else Counts(complementary=True, weight="flat")
         return BlockDiffusionTraining(masking=masking, next_token=_NEXT_TOKEN if self.joint else 0.0)
 
@@ -323,7 +323,7 @@ class BlockDiffusionMethod(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class CausalLaw(AutoregressiveMethod):
-    """The autoregressive model that a joint one is too: its clean text, token after token. It is never saved:
+    """The autoregressive model inside a joint one: its clean text, token by token. It is never saved itself;
     the joint model is."""
 
     of: BlockDiffusionMethod

@@ -1,4 +1,5 @@
-"""Noise of either kind, over a context or in blocks: what SEDD and D3PM share, and what writes masks."""
+"""What SEDD and D3PM share: noise of either kind, over a context or in blocks. Also writers for masked
+text."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
@@ -32,7 +33,7 @@ def masked_writer(
     settings: Settings,
     unmasking: UnmaskingRule | None,
 ) -> Writer:
-    """What writes texts of masks: block after block, or one block of the whole context, which slides on."""
+    """The writer for masked text: block by block, or for one block of the whole context, in strides."""
     if reading.block_size == context:
         settings.refuse("cache", why="a network of one block has nothing to cache")
         return SlidingWriter(
@@ -56,19 +57,19 @@ def masked_writer(
 class CorruptionMethod(Method):
     """What SEDD and D3PM share: noise that masks tokens or replaces them, over a whole context or in blocks.
 
-    In blocks it is block diffusion of that process (section 3.1): each block is diffused after the clean text
-    before it, bounds are sums over blocks, and texts go on past the context.
+    With blocks this is block diffusion of the process (section 3.1): each block is diffused given the clean
+    text before it, bounds are sums over blocks, and texts can continue past the context.
     """
 
     Training: ClassVar[type[NoisedTraining]] = NoisedTraining
     paper_estimator = "nelbo"
     drawn_estimators: ClassVar[Mapping[str, LevelSampler]] = NELBOS
-    """The estimators of its bound, and how each draws noise levels."""
+    """The estimators of its bound, and how each one draws noise levels."""
 
     process: ProcessName = "absorbing"
-    """Whether noise masks tokens or replaces them by random ones."""
+    """Whether noise masks tokens or replaces them by random tokens."""
     block_size: int | None = None
-    """Tokens in a block; None is one block of the whole context."""
+    """Tokens in a block. None is one block of the whole context."""
 
     def problems(self) -> Iterator[str]:
         if self.block_size is not None:
@@ -84,13 +85,13 @@ class CorruptionMethod(Method):
 
     @abstractmethod
     def objective(self, training: Any, frame: Frame) -> CorruptionObjective:
-        """What it is trained with, and with other noise levels measured."""
+        """The training loss, which with other noise levels is also the bound."""
 
     def forward_process(self, frame: Frame) -> ForwardProcess:
         return named_process(self.process, vocab_size=frame.vocab_size, mask_id=frame.mask_id)
 
     def validation(self, training: NoisedTraining, frame: Frame) -> Objective:
-        """Its bound, for which noise levels are spread at random, however it is trained."""
+        """Its bound with noise levels assigned at random, however it is trained."""
         return self.objective(replace(training, strata="permuted"), frame)
 
     def estimator(self, name: str, frame: Frame) -> Estimator:
@@ -114,7 +115,8 @@ class CorruptionMethod(Method):
         return self.piece(context) if self.process == "absorbing" else 1
 
     def scored_multiple(self, context: int) -> int:
-        """Under uniform noise blocks: the sampler writes them whole, and so it must be asked."""
+        """Whole blocks under uniform noise: the sampler writes whole blocks, so only those have a
+        likelihood."""
         return self.piece(context) if self.process == "uniform" else 1
 
     def title_for(self, context: int) -> str:

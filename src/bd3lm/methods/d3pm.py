@@ -16,10 +16,10 @@ from bd3lm.sampling import Ancestral, PosteriorWriter, Writer
 
 @dataclass(frozen=True, kw_only=True)
 class D3PMTraining(NoisedTraining):
-    """How D3PM is trained."""
+    """The training options of D3PM."""
 
     auxiliary: float = 0.0
-    """λ, the weight of a cross-entropy beside the bound."""
+    """λ, the weight of a cross-entropy that is added to the bound."""
 
     def problems(self) -> Iterator[str]:
         if not 0.0 <= self.auxiliary < math.inf:
@@ -31,8 +31,8 @@ class D3PMMethod(CorruptionMethod):
     """D3PM: T discrete steps under noise of either kind, over a whole context or in blocks.
 
     Uniform noise in blocks of 4: `--method.kind d3pm --method.process uniform --method.block_size 4`.
-    Absorbing noise in blocks is block diffusion in discrete time, its bound and its sampler. Uniform noise in
-    continuous time is SEDD's (`score_entropy`).
+    Absorbing noise in blocks is block diffusion in discrete time, with its bound and its sampler. For uniform
+    noise in continuous time use SEDD (`score_entropy`).
     """
 
     kind = "d3pm"
@@ -45,7 +45,7 @@ class D3PMMethod(CorruptionMethod):
     }
 
     steps: int = 1000
-    """T, of the bound and of the sampler."""
+    """T, for the bound and for the sampler."""
     schedule: NoiseSchedule = field(default_factory=Linear)
 
     def problems(self) -> Iterator[str]:
@@ -67,11 +67,11 @@ class D3PMMethod(CorruptionMethod):
         settings.refuse(*UNMASKING, "projection", why="D3PM takes its own steps")
         steps = settings.steps or self.steps
         size = self.piece(frame.context)
-        if self.process == "absorbing":  # revealing what falls into a step is its posterior
+        if self.process == "absorbing":  # revealing each step's tokens is the posterior
             reading = BlockReading(block_size=size, mask_id=frame.mask_id)
             return masked_writer(network, reading, frame.context, settings, Ancestral(steps, self.schedule))
         if size == frame.context:
-            settings.refuse("stride", "cache", why="uniform noise is over a whole context")
+            settings.refuse("stride", "cache", why="uniform noise covers a whole context")
         settings.refuse("stride", why=f"this model writes blocks of {size}")
         return PosteriorWriter(
             network,

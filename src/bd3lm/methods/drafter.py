@@ -1,4 +1,4 @@
-"""A frozen autoregressive model that learns, beside its weights, to guess what it will say next."""
+"""A frozen autoregressive model with trained additions that guess its next tokens."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,11 +15,11 @@ from bd3lm.sampling import Speculation
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterTraining(Training):
-    """How drafts are trained."""
+    """The training options of a drafter."""
 
     aim: Aim = "soft"
-    """What they are to come near: the token that follows (hard), the distribution that will verify them
-    (soft), or as much of it as they can share with it, which is what acceptance is (overlap)."""
+    """What drafts learn: the token that follows ("hard"), the distribution that verifies them ("soft"), or
+    the largest overlap with that distribution, which is the acceptance rate ("overlap")."""
 
     def problems(self) -> Iterator[str]:
         if self.aim not in AIMS:
@@ -32,8 +32,8 @@ class DrafterTraining(Training):
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterMethod(AutoregressiveMethod):
-    """Next-token prediction by weights that stay as they are, and drafts of masks behind the text by low-rank
-    additions to them. It writes and is measured as the model that it was made of, to the last bit."""
+    """A frozen next-token model, with low-rank additions that draft tokens at masks behind the text. It
+    writes and scores exactly as the model it was made from, to the last bit."""
 
     kind = "drafter"
     title = "autoregressive, with a drafter"
@@ -42,7 +42,7 @@ class DrafterMethod(AutoregressiveMethod):
     concerns_release_only = frozenset()
 
     masks: int = 3
-    """Masks behind a text in training: so many tokens are drafted, after the one that needs no draft."""
+    """Masks behind a text in training, each of which drafts a token after the one that needs no draft."""
 
     def problems(self) -> Iterator[str]:
         yield from at_least_one("masks", self.masks)
@@ -52,7 +52,7 @@ class DrafterMethod(AutoregressiveMethod):
     def conflicts(self, frame: Frame) -> Iterator[str]:
         yield from super().conflicts(frame)
         if not frame.learns_beside:
-            yield "network.additions must be at least 1 for a drafter, which learns nothing else, got 0"
+            yield "network.additions must be at least 1 for a drafter, which trains nothing else, got 0"
 
     def training_conflicts(self, training: DrafterTraining, frame: Frame) -> Iterator[str]:
         if frame.context % self.masks:
@@ -62,7 +62,7 @@ class DrafterMethod(AutoregressiveMethod):
         return Drafting(mask_id=frame.mask_id, masks=self.masks, aim=training.aim)
 
     def packing(self, context: int) -> Packing:
-        """Groups of masks begin where a conversation does. What fills the last is never drafted."""
+        """Groups of masks begin where a conversation begins. Padding of the last group is never drafted."""
         return Packing(unit=self.masks)
 
     def tuned_by(self, frame: Frame) -> DrafterTraining:
@@ -75,7 +75,7 @@ class DrafterMethod(AutoregressiveMethod):
         return Drafts(mask_id=frame.mask_id, masks=number, shifted=True, adds=True)
 
     def settled(self, settings: Settings) -> Settings:
-        if settings.speculation is None and settings.cache:  # what else is a drafter for?
+        if settings.speculation is None and settings.cache:  # speculation is why drafters exist
             settings = replace(settings, speculation=Speculation())
         return super().settled(settings)
 
@@ -84,6 +84,6 @@ class DrafterMethod(AutoregressiveMethod):
         return asked if asked is not None and asked.is_on else None
 
     def validation(self, training: DrafterTraining, frame: Frame) -> Drafting:
-        """The nats of what follows under the drafts, and how often each place is accepted: the likelihood of
-        the model itself does not change."""
+        """The nats of the next tokens under the drafts, and how often each place is accepted. The likelihood
+        of the model itself does not change."""
         return self.objective(training, frame)

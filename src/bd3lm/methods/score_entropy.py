@@ -12,10 +12,10 @@ from bd3lm.sampling import AnalyticWriter, Writer
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreEntropyMethod(CorruptionMethod):
-    """SEDD: scores of the whole context, under noise that masks tokens or replaces them by random ones.
+    """SEDD: scores of the whole context, under noise that masks tokens or replaces them by random tokens.
 
-    With a `block_size`, scores of a block after the clean text before it: block diffusion of either process
-    in continuous time (`--method.kind score_entropy --method.process uniform --method.block_size 4`).
+    With a `block_size` it scores a block given the clean text before it: block diffusion of either process in
+    continuous time (`--method.kind score_entropy --method.process uniform --method.block_size 4`).
     """
 
     kind = "score_entropy"
@@ -39,7 +39,7 @@ class ScoreEntropyMethod(CorruptionMethod):
         refused = (*UNMASKING, "projection", "stride")
         if size == frame.context:
             settings.refuse(*refused, "cache", why="SEDD writes a whole context")
-        settings.refuse(*refused, why=f"SEDD writes blocks of {size} in steps of its own")
+        settings.refuse(*refused, why=f"SEDD writes blocks of {size} in its own steps")
         process = self.forward_process(frame)
         return AnalyticWriter(
             network,

@@ -1,4 +1,4 @@
-"""How texts are written, as users say it."""
+"""`Settings`: the options of generation."""
 
 import json
 import math
@@ -30,17 +30,17 @@ from bd3lm.words import advice_in_python
 
 _COUNTS = ("length", "batch_size", "top_k", "steps", "tokens_per_pass", "entropy_window", "stride", "fills")
 _WAYS = ("steps", "tokens_per_pass", "confidence", "entropy_bound", "unmasking")
-"""Each says by itself which tokens a pass reveals."""
+"""Options that each decide alone which tokens a pass reveals."""
 DEFAULT_FILLS = 16
-"""Of a gap with text after it, where nothing is said; what another adds falls as fast as one over them."""
+"""Fills of a gap with text after it, by default. The gain from another fill falls as fast as 1/fills."""
 SHARPENING = ("temperature", "top_k", "top_p", "top_p_rule")
-"""Settings of how a token is drawn."""
+"""Settings of how a token is drawn from its distribution."""
 UNMASKING = ("remask", "tokens_per_pass", "confidence", "entropy_bound", "unmasking")
-"""Settings of nothing but which masks a pass reveals."""
+"""Settings that only decide which masks a pass reveals."""
 
 
 class SettingsKeywords(TypedDict, total=False):
-    """The fields of `Settings`, as keywords of `generate` and `stream` that editors know."""
+    """The fields of `Settings` as keywords of `generate` and `stream`, for editors and type checkers."""
 
     length: int | None
     seed: int
@@ -74,76 +74,80 @@ class SettingsKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How texts are written. The defaults are the paper's sampler, one context long."""
+    """The options of generation. The defaults are the paper's sampler, for texts of one context."""
 
     length: int | None = None
-    """Tokens a text may reach, what was given included (also the token that texts begin with). By default a
-    template's own length, else the network's context."""
+    """Number of tokens a text may reach, including the prompt and the start token. By default a template's
+    own length, else the network's context."""
     seed: int = 0
-    """Of all texts of a call; each has one of its own, made of this one and its place."""
+    """One seed for all texts of a call. Each text derives its own seed from it and from the text's place."""
     batch_size: int = 32
-    """Texts written side by side. It changes speed and memory, not the texts."""
+    """Texts written at the same time. It changes speed and memory, not the texts."""
     temperature: float = 1.0
-    """Below 1 likely tokens become likelier; 0 always takes the likeliest token, as top_k=1 does."""
+    """Below 1, likely tokens become likelier. 0 always takes the likeliest token, like top_k=1."""
     top_k: int | None = None
-    """Draw from this many of the likeliest tokens."""
+    """Draw only from this many of the likeliest tokens."""
     top_p: float | None = None
-    """Draw from the likeliest tokens that hold this much probability; 1 draws from the model itself. By
-    default the paper's: 0.9, for SEDD 0.99, for SSD-LM 0.95."""
+    """Nucleus sampling: draw only from the likeliest tokens that together have this probability. 1 keeps all
+    tokens. The default is the paper's: 0.9, for SEDD 0.99, for SSD-LM 0.95."""
     top_p_rule: NucleusRule = "inclusive"
-    """Whether the token that crosses top_p is kept; the reference implementation leaves it out."""
+    """Whether the nucleus keeps the token that crosses top_p. The reference implementation leaves it out."""
     steps: int | None = None
-    """Ancestral steps for each block instead of first-hitting ones (5,000 in the paper); for SEDD (by default
-    1,000) and D3PM (as trained) the steps of a text, for SSD-LM those of a block (1,000)."""
+    """Ancestral steps for each block, instead of first-hitting ones (5,000 in the paper). For SEDD (default
+    1,000) and D3PM (default: as trained) the steps of a text; for SSD-LM those of a block (1,000)."""
     remask: float | None = None
-    """With `steps`: ReMDM's eta in [0, 1], the share of the tokens it may mask again that it does."""
+    """With `steps`: ReMDM's eta in [0, 1], the share of the allowed remasking that a step does."""
     tokens_per_pass: int | None = None
-    """Reveal this many tokens at once, in the model's order. Faster, but no longer its distribution."""
+    """Reveal this many tokens in each pass, in the model's order. Faster, but not the model's
+    distribution."""
     confidence: float | None = None
-    """Reveal all tokens drawn with at least this probability. Not the model's distribution either."""
+    """Reveal all tokens drawn with at least this probability. Not the model's distribution."""
     entropy_bound: float | None = None
     """Reveal tokens together as long as their entropies bound the error by this many nats."""
     unmasking: UnmaskingRule | None = None
-    """Which tokens of a block a pass reveals, by any rule of `bd3lm.sampling`; the five fields before are
-    short for the usual ones. By default one token, first-hitting, in the model's own order."""
+    """The rule that chooses which tokens of a block a pass reveals, from `bd3lm.sampling`. The five fields
+    above are shortcuts for the usual rules. The default is first-hitting: one token a pass, in the model's
+    order."""
     projection: str = "sampling"
-    """How SSD-LM makes almost one-hot vectors of what its network says: sampling, greedy or multi_hot."""
+    """How SSD-LM turns its network's distributions into almost one-hot vectors: sampling, greedy or
+    multi_hot."""
     speculation: Speculation | None = None
-    """Write several tokens a pass without changing the law of the texts, by guesses that later passes verify:
-    how many (3, say, or "auto" or "off"), or a `Speculation` with all there is to say. By default "auto" for
-    a drafter, and off for all others."""
+    """Write several tokens a pass without changing the distribution of the texts: the model guesses tokens,
+    and later passes verify them. Give the number of guesses (such as 3), "auto", "off", or a `Speculation`
+    for all options. The default is "auto" for a drafter and off for other models."""
     regex: str | None = None
-    """Write only what this regular expression matches after the prompt, as a whole, for the causal law. Needs
-    llguidance, which comes with bd3lm[serve]."""
+    """Write only text that matches this regular expression as a whole, after the prompt. For the causal law.
+    Needs llguidance, which comes with bd3lm[serve]."""
     json_schema: str | None = None
-    """Write JSON that follows this schema, a text or a mapping, for the causal law. Needs llguidance too."""
+    """Write JSON that follows this schema, given as a text or a mapping. For the causal law; needs llguidance
+    too."""
     logit_bias: tuple[tuple[int, float], ...] | None = None
-    """Add to the logits of some tokens before one is drawn, for the causal law: a mapping from token ids to
-    numbers of -100, which keeps a token out, to 100. Probabilities that are told are without it."""
+    """Add numbers to the logits of some tokens before one is drawn: a mapping from token ids to numbers from
+    -100, which bans a token, to 100. For the causal law. Reported log-probabilities do not include it."""
     stop_at_eos: bool = True
     """End a text at the end token."""
     eos_id: int | None = None
-    """The end token; by default the tokenizer's."""
+    """The end token. The default is the tokenizer's."""
     stop: tuple[str, ...] = ()
-    """End a text where one of these strings appears in what is written after all that was given. One string
-    or any sequence of them may be given."""
+    """End a text where one of these strings appears in the text written after the last given token. Give one
+    string or a sequence of them."""
     entropy_floor: float | None = None
-    """End a text whose last tokens have less entropy, in nats; 4 in the paper."""
+    """End a text if its last tokens have less entropy than this, in nats. The paper uses 4."""
     entropy_window: int = 256
-    """How many last tokens that is."""
+    """How many of the last tokens `entropy_floor` looks at."""
     redraws: int = 0
-    """How often a text below the floor is drawn again, rather than ended."""
+    """How often a text below the entropy floor is drawn again instead of ended."""
     stride: int | None = None
-    """For a network of one block, past its context: tokens written at a time; by default half the context."""
+    """Tokens written at a time past the context, for a network of one block. By default half the context."""
     cache: bool = True
-    """Keep keys and values between passes; without, the context is computed afresh each time."""
+    """Keep keys and values between passes. Without, each pass computes the context again."""
     fills: int | None = None
-    """Of a template whose gaps have text after them: how many fills are drawn, one of which is drawn in turn
-    by how well what follows goes with it. 1 does not look at what follows. By default 16 where fills can be
-    weighed, else 1."""
+    """How many fills to draw for a template with text after its gaps; one of them is chosen, with a
+    probability that depends on how well the text after it fits. 1 ignores that text. The default is 16 if
+    fills can be weighed, else 1."""
     alternatives: int | None = None
-    """Tell of each token what the model gave it when it was revealed, temperature and nucleus aside, and so
-    many of the likeliest tokens there: 0 to 20. By default nothing is told."""
+    """Report the log-probability of each token when it was revealed, before temperature and nucleus, and this
+    many of the likeliest tokens there: 0 to 20. By default nothing is reported."""
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -175,11 +179,11 @@ class Settings:
             raise ValueError(f"eos_id is for stop_at_eos, which is off, got {self.eos_id}")
         if self.projection not in list(members := Projection.members()):
             raise ValueError(f"projection must be one of {', '.join(members)}, got {self.projection!r}")
-        self.sharpening()  # these two say what is wrong with their parts
+        self.sharpening()  # these two check their own values
         self.stopping()
 
     def _check_unmasking(self) -> None:
-        """Refuse what no pass could reveal by."""
+        """Refuse invalid settings of what a pass reveals."""
         if not isinstance(self.unmasking, Planned | Adaptive | None):
             raise ValueError(
                 f"unmasking must be a rule of bd3lm.sampling such as FirstHitting() or Ancestral(5000), got "
@@ -206,7 +210,7 @@ class Settings:
 
     @property
     def is_guided(self) -> bool:
-        """Whether texts are held to a grammar."""
+        """Whether a grammar constrains the texts."""
         return self.regex is not None or self.json_schema is not None
 
     @classmethod
@@ -222,8 +226,8 @@ class Settings:
         return replace(settings or cls(), **known)
 
     def by_rule(self, lean: float) -> "Settings":
-        """The same with the unmasking rule that the fields short for one ask for; by default first-hitting,
-        in an order that leans so much."""
+        """The same settings with the shortcuts replaced by their unmasking rule, by default first-hitting in
+        an order with this lean."""
         chosen = [name for name in _WAYS if getattr(self, name) is not None]
         if len(chosen) > 1:
             raise ValueError(f"only one of {', '.join(_WAYS)} may be given, got {' and '.join(chosen)}")
@@ -244,8 +248,8 @@ class Settings:
         return FirstHitting(self.tokens_per_pass or 1, lean)
 
     def of_writer(self, own: Collection[str] = ()) -> "Settings":
-        """A copy with only the fields that affect how the writer is built: not those of a request, but for
-        what a method takes as its writer's `own`."""
+        """A copy that keeps only the fields that decide how a writer is built, and resets those of single
+        requests, except the fields in `own`, which the method gives to its writer."""
         plain = Settings()
         aside = (
             "length",
@@ -261,7 +265,7 @@ class Settings:
             *SHARPENING,
         )
         kept = {name: getattr(plain, name) for name in aside if name not in own}
-        # Whether there is a grammar, and a bias, whichever it is.
+        # Only whether there is a grammar or a bias matters, not which.
         regex, bias = "" if self.is_guided else None, () if self.logit_bias is not None else None
         return replace(self, regex=regex, json_schema=None, logit_bias=bias, **kept)
 
@@ -271,12 +275,13 @@ class Settings:
         highest = math.log(min(self.entropy_window, tokens))
         if self.entropy_floor is not None and self.entropy_floor > highest:
             raise ValueError(
-                f"entropy_floor must be at most {highest:.2f}, the entropy of {self.entropy_window} tokens "
-                f"as different as a vocabulary of {tokens:,} allows, or nothing that is written is kept, got "
-                f"{self.entropy_floor:g}"
+                f"entropy_floor must be at most {highest:.2f}, the largest entropy that "
+                f"{self.entropy_window} tokens from a vocabulary of {tokens:,} can have, or every text falls "
+                f"below it, got {self.entropy_floor:g}"
             )
 
     def sharpening(self) -> Sharpening:
+        """The temperature, top-k and nucleus of these settings."""
         return Sharpening(
             temperature=self.temperature,
             top_k=self.top_k,
@@ -285,7 +290,7 @@ class Settings:
         )
 
     def stopping(self, *, eos_id: int | None = None, find_end: FindEnd | None = None) -> Stopping:
-        """When a text ends. `eos_id` is the tokenizer's, for settings that name none."""
+        """The rules that end a text. `eos_id` is the tokenizer's, for settings without one."""
         own = self.eos_id if self.eos_id is not None or not self.stop_at_eos else eos_id
         return Stopping(
             eos_id=own,
@@ -296,20 +301,20 @@ class Settings:
         )
 
     def projection_rule(self) -> Projection:
-        """The projection by its kind, with the nucleus where it has one."""
+        """The projection with this name, with the nucleus if it has one."""
         member: Any = Projection.members()[self.projection]
         has_nucleus = "top_p" in {each.name for each in fields(member)}
         return member(top_p=self.sharpening().top_p) if has_nucleus else member()
 
     def refuse(self, *names: str, why: str) -> None:
-        """Refuse settings that would do nothing for a method."""
+        """Refuse settings that have no effect for a method."""
         for name in names:
             if getattr(self, name) != getattr(Settings(), name):
                 raise ValueError(f"{name} must be left at its default, got {getattr(self, name)}: {why}")
 
 
 def _bias(asked: Any) -> tuple[tuple[int, float], ...]:
-    """Token ids with what is added to their logits, as a tuple that can be a key."""
+    """Token ids and what to add to their logits, as a tuple that can be part of a key."""
     if not isinstance(asked, Mapping | tuple):
         raise ValueError(f"logit_bias must map token ids to numbers, got {asked!r:.80}")
     pairs = tuple(asked.items() if isinstance(asked, Mapping) else asked)
@@ -322,28 +327,28 @@ def _bias(asked: Any) -> tuple[tuple[int, float], ...]:
 
 
 def stop_strings(stop: Any) -> tuple[str, ...]:
-    """One string, or several in a sequence, as a tuple."""
+    """The stop strings as a tuple; a single string is one."""
     strings = [stop] if isinstance(stop, str) else stop.tolist() if hasattr(stop, "tolist") else stop
     if not isinstance(strings, Sequence):
         raise ValueError(f"stop must be a string or a sequence of strings, got {stop!r}")
     for string in strings:
         if not isinstance(string, str) or not string:
             raise ValueError(f"stop must hold strings, none of them empty, got {string!r} in {stop!r}")
-        if not _is_unicode(string):  # half of a surrogate pair, as a broken argument of a command has it
+        if not _is_unicode(string):  # half of a surrogate pair, as in a broken command-line argument
             raise ValueError(f"stop must be valid Unicode, got {string!r}")
     return tuple(str(string) for string in strings)
 
 
 def _no_setting(name: str, names: Sequence[str]) -> str:
-    """What to say of a keyword that is no setting: what it is called here, or what is near."""
+    """The error for an unknown keyword: our word for it, or similar names."""
     advice = advice_in_python(name)
     if advice is not None:
-        return f"{name} is no setting: {advice}"
-    return f"{name} is no setting{did_you_mean(name, names) or ','} allowed are {', '.join(names)}"
+        return f"{name} is not a setting: {advice}"
+    return f"{name} is not a setting{did_you_mean(name, names) or ','} allowed are {', '.join(names)}"
 
 
 def _is_left_open(name: str, value: object) -> bool:
-    """True if it is None, and None is what the field is by default."""
+    """Whether it is None and None is the field's default."""
     return value is None and getattr(Settings, name) is None
 
 

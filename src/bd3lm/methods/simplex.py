@@ -16,10 +16,10 @@ from bd3lm.sampling import SimplexWriter, Writer
 
 @dataclass(frozen=True, kw_only=True)
 class SimplexTraining(Training):
-    """How SSD-LM is trained."""
+    """The training options of SSD-LM."""
 
     steps: int = 5000
-    """How finely times are drawn."""
+    """The number of steps in the grid from which times are drawn."""
 
     def problems(self) -> Iterator[str]:
         yield from at_least_one("steps", self.steps)
@@ -35,12 +35,12 @@ class SimplexMethod(Method):
     default_top_p = 0.95
     default_steps = 1000
     greedy: ClassVar[Mapping[str, Any]] = MappingProxyType({"projection": "greedy"})
-    no_likelihood = "SSD-LM (method kind simplex) has no likelihood, nor a bound on one, to be asked for"
+    no_likelihood = "SSD-LM (method kind simplex) has neither a likelihood nor a bound on one"
 
     block_size: int = 25
-    """The last block of a sequence is cut where the sequence ends."""
+    """Tokens in a block. The last block of a sequence ends where the sequence ends."""
     simplex_scale: float = 5.0
-    """K of the almost one-hot vectors, whose entries are ±K."""
+    """K, the scale of the almost one-hot vectors: their entries are ±K."""
 
     def problems(self) -> Iterator[str]:
         yield from at_least_one("block_size", self.block_size)
@@ -73,7 +73,7 @@ class SimplexMethod(Method):
             "temperature",
             "top_k",
             "top_p_rule",
-            why="SSD-LM draws by its projection",
+            why="SSD-LM draws with its projection",
         )
         if settings.projection == "greedy":
             settings.refuse("top_p", why="the greedy projection takes the likeliest token")

@@ -1,4 +1,4 @@
-"""Training objectives: one file a method."""
+"""Training objectives, one file for each method."""
 
 from bd3lm.objectives.autoregressive import Autoregressive
 from bd3lm.objectives.base import Objective, TokenBatch, TokenLoss

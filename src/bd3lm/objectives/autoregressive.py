@@ -13,12 +13,12 @@ from bd3lm.objectives.base import Objective, TokenBatch, TokenLoss, check_scored
 class Autoregressive(Objective):
     """−log p(x^ℓ | x^{<ℓ}), by next-token prediction.
 
-    The mask token, which autoregression has no use for, is never predicted, so that likelihoods are over
-    the same vocabulary as block diffusion's. With `score_first` it stands before each text and the first
-    token is predicted from it; otherwise the first token is given.
+    The mask token is never predicted, so that likelihoods are over the same vocabulary as block diffusion's.
+    With `score_first` a mask precedes each text and the first token is predicted from it; otherwise the first
+    token is given.
 
     `random_batch` is the paper's case study (section 4.2): each sequence draws t ~ U(0, 1] and keeps the loss
-    of each of its tokens with probability t, so that a batch trains on as few tokens as diffusion would.
+    of each of its tokens with probability t, so a batch trains on as few tokens as diffusion would.
     """
 
     mask_id: int
@@ -56,7 +56,7 @@ class Autoregressive(Objective):
         if not self.score_first and tokens.device.type == "cpu" and (scored & begins).any():
             raise ValueError("the first token can be scored only with score_first=True")
         tokens, scored, begins = (send(each, model.device) for each in (tokens, scored, begins))
-        # Without score_first a text's last output is read too, and weighs nothing: whole tiles are faster.
+        # Without score_first a text's last output is computed too, with weight 0: whole tiles are faster.
         if self.score_first:
             inputs, targets, weights = tokens.roll(1, 1).masked_fill(begins, self.mask_id), tokens, scored
         else:

@@ -1,4 +1,4 @@
-"""What every training objective shares: the batch it takes and the per-token loss it gives."""
+"""The base of all training objectives: the batch they take and the per-token loss they return."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -14,15 +14,15 @@ from bd3lm.models import Denoiser, check_targets, document_begins, send
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Token ids, and which of them are to be predicted.
+    """Token ids, and which of them to predict.
 
     A position that is not `scored` is either given (the first token of a text, a prompt: always visible) or
     `absent` (past the end of a text: always masked, never seen). By default the first token of each row is
-    given, for every method alike, so that perplexities are over the same tokens.
+    given, for every method, so that perplexities cover the same tokens.
 
-    With `documents` a row holds several texts one after another, which do not see each other: tokens of one
-    text have the same number, and numbers grow along a row. Then what stands behind a scored token in its
-    block may be `absent` too: what is predicted does not see it, and later blocks of its text do.
+    With `documents` a row holds several texts one after another, which do not see each other. Tokens of one
+    text have the same number, and numbers grow along a row. In this case tokens after a scored one in its
+    block may be `absent` too: predictions in that block do not see them, but later blocks of their text do.
     """
 
     tokens: Tensor  # (rows, length) int64
@@ -51,7 +51,7 @@ class TokenBatch:
         if self.tokens.device.type != "cpu":
             return
         if self.documents is not None and (self.documents[:, 1:] < self.documents[:, :-1]).any():
-            raise ValueError("documents must not fall along a row: a text is in one piece")
+            raise ValueError("documents must not decrease along a row: a text is in one piece")
         if self.absent is None:
             return
         if (self.scored & self.absent).any():
@@ -68,14 +68,14 @@ class TokenBatch:
         prompts: Tensor | None = None,
         lengths: Tensor | None = None,
     ) -> "TokenBatch":
-        """A batch of texts: row r begins with prompts[r] given tokens and ends after lengths[r].
+        """A batch of texts. Row r begins with prompts[r] given tokens and ends after lengths[r] tokens.
 
-        Without prompts one token is given, or none with `score_first`; without lengths every row is full.
+        Without prompts one token is given, or none with `score_first`. Without lengths every row is full.
         """
         if tokens.ndim != 2:
             raise ValueError(f"tokens must be (rows, length), got {tuple(tokens.shape)}")
         if score_first and prompts is not None:
-            raise ValueError("score_first must be False with prompts, which say what is given")
+            raise ValueError("score_first must be False with prompts, which decide the given tokens")
         rows, length = tokens.shape
         position = torch.arange(length, device=tokens.device)
         for name, limits in (("prompts", prompts), ("lengths", lengths)):
@@ -99,6 +99,7 @@ class TokenBatch:
         return (torch.arange(self.tokens.shape[1], device=self.tokens.device) == 0).expand_as(self.tokens)
 
     def to(self, device: torch.device | str) -> "TokenBatch":
+        """The batch on another device."""
         return self._each(lambda tensor: send(tensor, device))
 
     def __getitem__(self, rows: slice) -> "TokenBatch":
@@ -111,17 +112,17 @@ class TokenBatch:
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """Nats per token and how much each token counts, both (rows, length).
+    """Nats per token and the weight of each token, both (rows, length).
 
-    A trainer divides the sums by the sum of `weight` over the global batch. It minimises `nats` and
-    `auxiliary` together and reports `nats`. What `statistics` holds is summed over the global batch too, for
-    objectives that learn from it (`Objective.adapt`).
+    A trainer divides the sums by the sum of `weight` over the global batch. It minimizes `nats` and
+    `auxiliary` together and reports `nats`. `statistics` are also summed over the global batch, for
+    objectives that learn from them (`Objective.adapt`).
     """
 
     nats: Tensor
     weight: Tensor
     auxiliary: Tensor | None = None
-    total: Tensor | None = None  # what is minimised, where nats and auxiliary carry no gradient themselves
+    total: Tensor | None = None  # the loss to minimize, if nats and auxiliary have no gradient
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -132,15 +133,15 @@ class TokenLoss:
         return self.nats.sum() + (0.0 if self.auxiliary is None else self.auxiliary.sum())
 
     def mean(self) -> Tensor:
-        """What is minimised, per token of this batch; zero where no token counts."""
+        """The minimized loss per token of this batch; zero if no token counts."""
         return self.minimised / self.weight.sum().clamp_min(1.0)
 
 
 class Objective(ABC):
-    """A training objective: a network and a batch to nats per token.
+    """A training objective, which turns a network and a batch into nats per token.
 
-    Random numbers are drawn beforehand, for the whole global batch, by `draw`; a rank or a micro-batch takes
-    its rows of them. An objective that is not random ignores them.
+    `draw` draws random numbers beforehand, for the whole global batch. A rank or a micro-batch takes its rows
+    of them. An objective that is not random ignores them.
     """
 
     @property
@@ -149,12 +150,12 @@ class Objective(ABC):
         """Whether the expected loss of a network that ignores time bounds its negative log-likelihood."""
 
     def bounds(self, model: Denoiser) -> bool:
-        """Whether the expected loss of this network does, so that a figure may be printed as a bound."""
+        """Whether the expected loss of this network does, so that its figure may be called a bound."""
         return self.is_bound
 
     @property
     def is_random(self) -> bool:
-        """Whether the loss depends on draws. One that does not, and is a bound, is −log p itself."""
+        """Whether the loss depends on draws. If not, and if it is a bound, it is −log p itself."""
         return True
 
     def is_exact(self, model: Denoiser) -> bool:
@@ -163,20 +164,21 @@ class Objective(ABC):
 
     @property
     def search(self) -> ClipSearch | None:
-        """How the range of mask rates is searched while training; None where none is."""
+        """The search for the range of mask rates during training, if any."""
         return None
 
     def in_range(self, low: float, high: float, *, to_compare: bool = False) -> Self:
-        """The objective with another range of mask rates: to train on, or `to_compare` with other ranges."""
+        """The objective with another range of mask rates: to train with, or `to_compare` with other
+        ranges."""
         raise ValueError(f"{type(self).__name__} has no range of mask rates, got low {low} and high {high}")
 
     @property
     def order_lean(self) -> float:
-        """How much the order of reveal leans to the left that its figures are of."""
+        """How much the order of reveal of its figures leans to the left."""
         return 0.0
 
     def block_of(self, context: int) -> int:
-        """How many tokens share a noise level: the blocks over which the loss's variance is measured."""
+        """How many tokens share a noise level. The loss's variance is measured over such blocks."""
         return context
 
     @abstractmethod
@@ -190,18 +192,18 @@ class Objective(ABC):
         """Nats per token, a deterministic function of the batch and the draws."""
 
     def seeded_draws(self, batch: TokenBatch, *seed: int | str) -> Draws | None:
-        """Draws for a batch as a function of a seed."""
+        """Draws for a batch, determined by a seed."""
         rows, length = batch.tokens.shape
         device = batch.tokens.device
         generator = torch.Generator(device).manual_seed(derive_seed(*seed))
         return self.draw(rows, length, generator=generator, device=device)
 
     def adapt(self, statistics: Mapping[str, Tensor]) -> Self:
-        """The objective after learning from the summed statistics of some batches; most learn nothing."""
+        """The objective after learning from the summed statistics of some batches. Most learn nothing."""
         return self
 
     def figures(self, statistics: Mapping[str, float]) -> Mapping[str, float]:
-        """What the summed statistics of held-out text say, to be logged beside the nats; mostly nothing."""
+        """Figures from the summed statistics of held-out text, logged along with the nats. Mostly none."""
         return {}
 
     def state(self) -> dict[str, Any]:
@@ -217,7 +219,7 @@ class Objective(ABC):
     def __call__(
         self, model: Denoiser, batch: TokenBatch, *, generator: torch.Generator | None = None
     ) -> TokenLoss:
-        """Draw and evaluate, for a batch that is the whole batch."""
+        """Draw and evaluate, for a batch that is the whole global batch."""
         rows, length = batch.tokens.shape
         draws = self.draw(rows, length, generator=generator, device=batch.tokens.device)
         return self.loss(model, batch, draws)

@@ -16,12 +16,13 @@ from bd3lm.objectives.denoising import Algorithm, BlockDenoiser
 
 @dataclass(frozen=True, kw_only=True)
 class BlockDiffusionLoss(Objective):
-    """−log p(x^b | x_t^b, x^{<b}) at masked tokens, weighted as the masking rule says.
+    """−log p(x^b | x_t^b, x^{<b}) at masked tokens, with the masking rule's weights.
 
-    `next_token` adds, as an auxiliary loss with that weight, the autoregressive loss of the clean text, whose
-    attention must then be causal: the clean half is computed anyway, and every one of its tokens teaches.
+    `next_token` adds the autoregressive loss of the clean text as an auxiliary loss with that weight. The
+    attention of the clean text must then be causal. The clean half is computed anyway, and each of its tokens
+    contributes.
 
-    Where the masking rule learns (`LearnedCounts`, the range of `ClippedTimes`), so does the objective.
+    If the masking rule learns (`LearnedCounts`, the range of `ClippedTimes`), the objective learns too.
     """
 
     reading: BlockReading
@@ -35,7 +36,7 @@ class BlockDiffusionLoss(Objective):
             raise ValueError(f"next_token must be finite and not negative, got {self.next_token}")
         if self.next_token and not self.reading.causal_clean:
             raise ValueError(
-                "next_token needs causal_clean=True: a clean token that sees its block sees the next"
+                "next_token needs causal_clean=True: a clean token that sees its block sees the next token"
             )
         self.masking.check_blocks(self.reading.block_size)
         if self.algorithm not in ("single_pass", "two_pass"):
@@ -50,7 +51,7 @@ class BlockDiffusionLoss(Objective):
         return self.masking.order_lean
 
     def bounds(self, model: Denoiser) -> bool:
-        """Clipping changes the noise levels that a time-conditioned network is told."""
+        """Clipping changes the noise levels that a time-conditioned network sees."""
         return self.is_bound and (self.masking.covers_all_levels or not model.uses_noise)
 
     @property

@@ -1,4 +1,4 @@
-"""Blocks corrupted at one noise level each: what SEDD and D3PM share, over masks or uniform noise."""
+"""One noise level for each block: what SEDD and D3PM share, for masks or uniform noise."""
 
 from dataclasses import dataclass, field
 
@@ -24,16 +24,18 @@ from bd3lm.objectives.places import Places
 
 @dataclass(frozen=True, kw_only=True)
 class CorruptionObjective(Objective):
-    """One noise level a block, and a forward process of either kind (section 3.1): the sum of blocks' bounds.
+    """A noise level for each block, and a forward process of either kind (section 3.1): the sum of block
+    bounds.
 
-    The network sees all of a noisy block, and the clean text before it: all blocks in one pass, noisy ones
-    beside the clean text under the layout `BlockDiffusion`. Without a `block_size` a text is one block.
+    The network sees all of a noisy block, and the clean text before it. One pass covers all blocks: the noisy
+    ones next to the clean text, under the layout `BlockDiffusion`. Without a `block_size` a text is one
+    block.
 
-    `process` is over the network's whole vocabulary. To the uniform process the mask is a token like any
-    other, into which text may turn, and which is never the text itself.
+    `process` covers the network's whole vocabulary. For the uniform process the mask is an ordinary token,
+    which noise can produce but which never occurs in the text itself.
 
-    The batch and its draws may be on the host while the network is on a GPU: texts are then corrupted there,
-    and nothing waits for the GPU.
+    The batch and its draws may be on the host while the network is on a GPU. Then texts are corrupted on the
+    host, and nothing waits for the GPU.
     """
 
     process: ForwardProcess
@@ -71,7 +73,7 @@ class CorruptionObjective(Objective):
         return context if self.block_size is None else self.block_size
 
     def checked(self, batch: TokenBatch, draws: Draws | None) -> Draws:
-        """The draws, once they and the batch are known to fit."""
+        """The draws, after checking that they fit the batch."""
         if draws is None:
             raise ValueError("draws must be given: diffusion corrupts at random")
         rows, length = batch.tokens.shape
@@ -86,19 +88,19 @@ class CorruptionObjective(Objective):
                 f"{tuple(draws.levels.shape)} and tokens of shape {tuple(draws.tokens.shape)}"
             )
         check_scored(batch, self.mask_id)
-        if batch.tokens.device.type == "cpu":  # looking at values would stall an accelerator
+        if batch.tokens.device.type == "cpu":  # reading values would stall an accelerator
             self.process.check_ids(batch.tokens)
         if batch.absent is not None and not isinstance(self.process, Absorbing):
             absent = batch.absent.unflatten(1, (blocks, size))
             if blocks == 1 or bool((absent.any(-1) != absent.all(-1)).any()):
                 raise ValueError(
-                    "absent tokens need the absorbing process, or must be whole blocks: under uniform noise "
-                    "nothing says that a position is past the end of a text"
+                    "absent tokens need the absorbing process, or must be whole blocks: uniform noise cannot "
+                    "mark that a position is past the end of a text"
                 )
         return draws
 
     def logits_at_masks(self, model: Denoiser, batch: TokenBatch, masks: Masks) -> tuple[Tensor, Places]:
-        """Logits (masked tokens, V) of the one noisy copy, and where those tokens are."""
+        """Logits (masked tokens, V) of the single noisy copy, and the places of those tokens."""
         if masks.mask_rate is None:
             raise RuntimeError("a masking rule that draws no time has no noise level")
         masked = masks.masked[:, 0]
@@ -123,11 +125,11 @@ class CorruptionObjective(Objective):
         noise = send(conditioning_noise(mask_rate), model.device) if model.uses_noise else None
         length, blocks = noisy.shape[1], mask_rate.shape[1]
         noisy = send(noisy, model.device)
-        if blocks == 1:  # it sees no clean text, and all of it has one noise level
+        if blocks == 1:  # there is no clean text to see, and all tokens share one noise level
             noise = None if noise is None else noise.squeeze(1)
             whole = packed(Bidirectional(length), batch.documents, model.device)
             return model(noisy, layout=whole, noise=noise)
-        if noise is not None:  # the clean text has none
+        if noise is not None:  # the clean text has no noise
             noise = F.pad(per_token(noise, length), (0, length))
         layout = packed(BlockDiffusion(length, length // blocks), batch.documents, model.device)
         clean = send(batch.tokens, model.device)
@@ -135,5 +137,5 @@ class CorruptionObjective(Objective):
 
 
 def per_token(per_block: Tensor, length: int) -> Tensor:
-    """Values of blocks (rows, blocks) at each of their tokens (rows, length)."""
+    """Per-block values (rows, blocks) repeated for each token (rows, length)."""
     return per_block.repeat_interleave(length // per_block.shape[1], dim=1)

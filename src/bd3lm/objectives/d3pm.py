@@ -16,21 +16,22 @@ from bd3lm.objectives.places import Places
 
 @dataclass(frozen=True, kw_only=True)
 class D3PM(CorruptionObjective):
-    """L_vb (eq. 1), which bounds −log p of the sampler of T steps, and λ times a cross-entropy (eq. 5).
+    """L_vb (eq. 1), which bounds −log p of the T-step sampler, plus λ times a cross-entropy (eq. 5).
 
-    A step j, uniform on 1..T, is drawn for each block, and its term counts T times: −log p(x_0 | x_1) at
+    A step j, uniform on 1..T, is drawn for each block, and its term is multiplied by T: −log p(x_0 | x_1) for
     j = 1, else KL(q(x_{t−1} | x_t, x_0) ‖ Σ_x q(x_{t−1} | x_t, x) p(x | x_t)). The prior KL(q(x_T | x_0) ‖ π)
     is added to every draw; it is 0 for a schedule that ends at α = 0.
 
-    The reverse step averages posteriors over the network's guess p(x | x_t), as eq. 2 of the block diffusion
-    paper; eq. 4 of Austin et al. weighs the guess by q(x_t | x) too. At a mask the two are one. Under uniform
-    noise only the average makes the true p(x_0 | x_t) the best guess.
+    The reverse step averages posteriors over the network's guess p(x | x_t), as in eq. 2 of the block
+    diffusion paper. Eq. 4 of Austin et al. also weighs the guess by q(x_t | x). At a mask the two are equal.
+    Under uniform noise only the average makes the true p(x_0 | x_t) the best guess.
 
-    Absorbing: only masks pay, −log p(x_0 | x_t) times the chance (α_s − α_t)/(1 − α_t) of being revealed; a
-    clean token can only have come from itself. The mask is never predicted, under either process.
+    Absorbing process: only masks have a loss, −log p(x_0 | x_t) times the probability (α_s − α_t)/(1 − α_t)
+    of being revealed; a clean token can only have come from itself. The mask is never predicted, under either
+    process.
 
-    `auxiliary` is λ, the weight of −log p(x_0 | x_t) as an auxiliary loss, which is no part of the bound.
-    Under the absorbing process it too is taken at masks only.
+    `auxiliary` is λ, the weight of −log p(x_0 | x_t) as an auxiliary loss outside of the bound. Under the
+    absorbing process it too applies to masks only.
     """
 
     steps: int
@@ -70,19 +71,20 @@ class D3PM(CorruptionObjective):
         alpha_s, alpha_t, first = (
             scored.pick(per_token(each, length)) for each in (1.0 - rate_s, 1.0 - rate_t, j == 1)
         )
-        # In double precision: T times the difference of two nearly equal laws.
+        # In double precision, since this is T times the difference of two nearly equal distributions.
         truth, guess = (
             self.process.posterior(p.double(), x_t, alpha_s, alpha_t)
             for p in (F.one_hot(x_0, self.process.vocab_size), log_p.exp())
         )
         cross_entropy = -log_p.gather(-1, x_0.unsqueeze(-1)).squeeze(-1)
-        # At j = 1 the posteriors are p itself; taken in logarithms, which do not underflow.
+        # At j = 1 the posteriors are p itself; logarithms avoid underflow.
         term = torch.where(first, cross_entropy, _divergence(truth, guess).to(log_p.dtype))
         prior = self.process.prior_divergence(self.schedule.last_alpha)
         return scored.spread(self.steps * term + prior), scored.spread(cross_entropy)
 
 
 def _divergence(truth: Tensor, guess: Tensor) -> Tensor:
-    """KL(truth ‖ guess) over the last dimension; nothing where the truth is 0, whatever the guess is."""
+    """KL(truth ‖ guess) over the last dimension. Entries where the truth is 0 count as 0, whatever the guess
+    is."""
     guess = guess.clamp_min(torch.finfo(guess.dtype).tiny)
     return (torch.xlogy(truth, truth) - torch.xlogy(truth, guess)).sum(-1)

@@ -1,8 +1,8 @@
-"""p(x^b | x_t^b, x^{<b}) for all blocks of a batch at once: the quantity every block objective weighs.
+"""p(x^b | x_t^b, x^{<b}) for all blocks of a batch at once, the quantity that every block objective weighs.
 
-Two algorithms give the same numbers: the vectorised single pass over x_noisy ⊕ x, and the paper's
-Algorithm 1, which first fills a KV store from the clean text and then denoises all blocks against it. The
-second can denoise the same text many times for one clean pass.
+Two algorithms give the same numbers: the vectorized single pass over x_noisy ⊕ x, and the paper's Algorithm
+1, which first fills a KV store from the clean text and then denoises all blocks against it. The second can
+denoise the same text many times after one clean pass.
 """
 
 from functools import cached_property
@@ -32,7 +32,7 @@ Algorithm = Literal["single_pass", "two_pass"]
 
 
 class BlockDenoiser:
-    """A network and a batch of texts, cut into blocks, ready to be asked about masked tokens."""
+    """A network and a batch of texts in blocks, which computes the nats of masked tokens."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class BlockDenoiser:
         algorithm: Algorithm = "single_pass",
         next_token: bool = False,
     ) -> None:
-        """With `next_token`, which needs causal clean text, its outputs are kept for `next_token_nats`."""
+        """With `next_token`, which needs causal clean text, clean outputs are kept for `next_token_nats`."""
         check_scored(batch, reading.mask_id)
         self.model, self.batch, self.reading, self.next_token = model, batch, reading, next_token
         self.blocks = blocks_in(batch.tokens.shape[1], reading.block_size)
@@ -52,7 +52,7 @@ class BlockDenoiser:
         self._tape: KVTape | None = None
         if algorithm == "two_pass" and model.cache_shape is None:
             raise ValueError(
-                "algorithm must be single_pass for a network that hands no keys and values to a store, got "
+                "algorithm must be single_pass for a network that does not store keys and values, got "
                 "two_pass"
             )
         if algorithm == "two_pass" and (self.blocks > 1 or next_token):
@@ -61,8 +61,8 @@ class BlockDenoiser:
     def nats(self, masked: Tensor, *, noise: Tensor | None = None) -> Tensor:
         """−log p(x_i | visible tokens of its block, x^{<b}) at masked tokens, 0 elsewhere.
 
-        `masked` is (rows, copies, length), and so is the result; `noise` is (rows, length). Output head and
-        cross-entropy are computed at masked positions only: under SUBS a visible token has probability one.
+        `masked` and the result are (rows, copies, length); `noise` is (rows, length). Output head and
+        cross-entropy run at masked positions only: under SUBS a visible token has probability one.
         """
         batch = self.batch
         logits = self.model.head(self._states(_noisy(batch, masked, self.reading.mask_id), noise)[masked])
@@ -71,10 +71,10 @@ class BlockDenoiser:
         return nats.new_zeros(masked.shape).masked_scatter(masked, nats)
 
     def weighted_nats(self, masks: Masks, *, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Σ weight·nats, differentiable, and the nats (rows, copies, length), which are not.
+        """Σ weight·nats, differentiable, and the nats (rows, copies, length), without gradient.
 
-        The batch and the masks may be on the host while the network is on a GPU: which positions are masked
-        is then known without asking the GPU, and nothing waits for it.
+        The batch and the masks may be on the host while the network is on a GPU. Then the masked positions
+        are known without reading from the GPU, and nothing waits for it.
         """
         number = int(masks.masked.sum())
         batch = self.batch.to(self.model.device)
@@ -93,10 +93,10 @@ class BlockDenoiser:
         return total, spread.view(masked.shape)
 
     def next_token_nats(self, weight: float) -> tuple[Tensor, Tensor]:
-        """weight·Σ −log p(x^ℓ | x^{<ℓ}) over scored tokens, by the causal clean text of the last pass.
+        """weight·Σ −log p(x^ℓ | x^{<ℓ}) over scored tokens, from the causal clean text of the last pass.
 
-        The sum is differentiable; its terms (rows, length), weighted too, are not. The first token of a text
-        has none.
+        The sum is differentiable. Its weighted terms (rows, length) have no gradient. The first token of a
+        text has no term.
         """
         if self._clean_states is None:
             raise RuntimeError("next_token_nats needs next_token=True and a pass before it")
@@ -113,7 +113,7 @@ class BlockDenoiser:
         rows, copies, length = noisy.shape
         noise = None if noise is None else send(noise, self.model.device)
         shown = self._shown(noisy)
-        if self.blocks == 1 and not self.next_token:  # it sees no clean text: copies are just more rows
+        if self.blocks == 1 and not self.next_token:  # no clean text to see: copies are just more rows
             repeated = None if noise is None else noise.repeat_interleave(copies, dim=0)
             layout = self._within_texts(Bidirectional(length), copies)
             states = self.model(shown.flatten(0, 1), layout=layout, noise=repeated)
@@ -139,7 +139,8 @@ class BlockDenoiser:
         return states.unflatten(1, (copies, length))
 
     def _within_texts(self, layout: Layout, copies: int = 1) -> Layout:
-        """The layout within each text of the batch, kept for further passes; copies are more rows."""
+        """The layout restricted to each text of the batch, cached for further passes. Copies are more
+        rows."""
         documents = self.batch.documents
         if documents is None:
             return layout
@@ -153,10 +154,10 @@ class BlockDenoiser:
         return send(self.batch.tokens, self.model.device)
 
     def _shown(self, noisy: Tensor) -> Tensor:
-        """Noisy tokens (rows, copies, length) as the network is given them: ids, or vectors for them."""
+        """Noisy tokens (rows, copies, length) as the network's input: ids, or embedding vectors."""
         if not self.reading.previous_token:
             return noisy
-        blank = self.reading.mask_id  # which stands before a text
+        blank = self.reading.mask_id  # stands before a text
         begins = send(self.batch.begins, self.model.device)
         of_text = self._clean.roll(1, 1).masked_fill(begins, blank).unsqueeze(1)
         of_block = noisy.roll(1, -1).masked_fill(begins.unsqueeze(1), blank)

@@ -1,4 +1,5 @@
-"""What a drafter is trained on: masks behind a text guess the tokens that its causal pass will verify."""
+"""The training objective of drafters: masks behind a text guess the tokens that its causal pass will
+verify."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,12 +14,12 @@ from bd3lm.objectives.base import Objective, TokenBatch, TokenLoss, check_scored
 
 @dataclass(frozen=True, kw_only=True)
 class Drafting(Objective):
-    """Loss of the drafts q of groups of masks against the causal law p of a frozen network.
+    """Loss of the drafts q from groups of masks, against the causal law p of a frozen network.
 
-    Of a group of n masks at positions s..s + n − 1, each sees the text before s and its own group, and the
-    one at position i predicts token i + 1: the token at s itself is predicted, exactly, by the text before.
-    The network's additions apply to the masks alone. p comes from a causal pass over the text, in which
-    nothing is learned, so that it needs neither gradients nor activations.
+    In a group of n masks at positions s..s + n − 1, each mask sees the text before s and its own group, and
+    the mask at position i predicts token i + 1. The text before already predicts the token at s exactly. The
+    network's additions apply to the masks alone. p comes from a causal pass over the text. Nothing is trained
+    in that pass, so it needs neither gradients nor activations.
     """
 
     mask_id: int
@@ -33,7 +34,7 @@ class Drafting(Objective):
 
     @property
     def is_bound(self) -> bool:
-        """What drafts lose bounds nothing."""
+        """The loss of drafts bounds nothing."""
         return False
 
     @property
@@ -53,9 +54,7 @@ class Drafting(Objective):
         tokens, scored = (send(each, model.device) for each in (batch.tokens, batch.scored & ~batch.begins))
         length = tokens.shape[1]
         if model.cache_shape is None:
-            raise ValueError(
-                "drafts need a network that hands keys and values to a store, got one that keeps none"
-            )
+            raise ValueError("drafts need a network that stores keys and values, got one that keeps none")
         if length % self.masks:
             raise ValueError(f"tokens must be a multiple of {self.masks}, the masks of a group, got {length}")
         tape = KVTape()
@@ -66,7 +65,8 @@ class Drafting(Objective):
         layout = packed(drafting, batch.documents, model.device)
         masks = torch.full_like(tokens, self.mask_id)
         states = model(masks, layout=layout, cache=tape.replay())
-        # The token of a text's last mask is not in the text; it is computed too, as whole tiles are faster.
+        # The target of a text's last mask is outside of the text; it is computed too, as whole tiles are
+        # faster.
         targets, follows = tokens.roll(-1, 1), scored.roll(-1, 1)
         weight = follows.to(torch.promote_types(states.dtype, torch.float32))
         found = model.draft_loss(
@@ -87,13 +87,13 @@ class Drafting(Objective):
         )
 
     def _by_place(self, accepted: Tensor, weight: Tensor) -> Mapping[str, Tensor]:
-        """How often drafts are accepted and how many there are, summed for each place of a group."""
+        """Sums of acceptance and numbers of drafts for each place of a group."""
         places = {_accepted(place): accepted[:, place :: self.masks].sum() for place in range(self.masks)}
         numbers = {_drafts(place): weight[:, place :: self.masks].sum() for place in range(self.masks)}
         return places | numbers
 
     def figures(self, statistics: Mapping[str, float]) -> Mapping[str, float]:
-        """The probability that the draft of each place is accepted, where all before it were."""
+        """The probability that the draft at each place is accepted, if all before it were."""
         found = {}
         for place in range(self.masks):
             if drafts := statistics[_drafts(place)]:
@@ -102,7 +102,7 @@ class Drafting(Objective):
 
 
 def _accepted(place: int) -> str:
-    """Places are counted from the token after the text, which needs no draft."""
+    """The statistic's name. Places are counted from the token after the text, which needs no draft."""
     return f"accepted_{place + 2}"
 
 

@@ -1,4 +1,4 @@
-"""Some tokens of a batch: found on the host, read and written on a device that is never waited for."""
+"""Some tokens of a batch: found on the host, and read and written on a device without waiting for it."""
 
 from dataclasses import dataclass
 
@@ -12,8 +12,8 @@ from bd3lm.models import send
 class Places:
     """The flagged tokens of a (rows, length) batch, in order.
 
-    How many there are decides shapes. With a bool tensor on a GPU as an index the host would have to wait
-    for that number; flags on the host are counted there.
+    Their number decides shapes. With a bool tensor on a GPU as an index, the host would have to wait for that
+    number; flags on the host are counted there.
     """
 
     index: Tensor  # (k,) into the flattened batch
@@ -21,14 +21,14 @@ class Places:
 
     @classmethod
     def of(cls, flags: Tensor, device: torch.device) -> "Places":
-        """Where the flags (rows, length) are set, to be used on a device."""
+        """The places where the flags (rows, length) are set, for use on a device."""
         return cls(index=send(flags.flatten().nonzero().squeeze(1), device), shape=flags.shape)
 
     def pick(self, values: Tensor) -> Tensor:
-        """What these tokens have of values (rows, length, ...), on the device: (k, ...)."""
+        """The entries of values (rows, length, ...) at these tokens, on the device: (k, ...)."""
         return send(values, self.index.device).flatten(0, 1).index_select(0, self.index)
 
     def spread(self, values: Tensor) -> Tensor:
-        """Values of these tokens (k,) at their places in (rows, length), zero elsewhere."""
+        """Values (k,) put at these tokens in (rows, length), zero elsewhere."""
         nowhere = values.new_zeros(self.shape.numel())
         return nowhere.index_copy(0, self.index, values).view(self.shape)

@@ -23,15 +23,17 @@ from bd3lm.objectives.places import Places
 class ScoreEntropy(CorruptionObjective):
     """The diffusion-weighted denoising score entropy and the prior term: a bound on −log p (Theorem 3.6).
 
-    t ~ U(0, 1] for each block, with no floor: a figure that leaves out (0, ε) can lie below the entropy.
+    t ~ U(0, 1] for each block, without a floor: a figure that leaves out (0, ε) can lie below the entropy.
     SEDD's log-linear noise is the linear schedule, α = 1 − t.
 
-    Absorbing: a masked token pays −α'/(1 − α) · (Σ ŝ − log ŝ_{x_0} − 1), any other nothing. ŝ is the score
-    without its factor α/(1 − α), so all of it is finite up to t = 1, where α is 0 and there is no prior term.
-    It is the NELBO of p̂ = ŝ/Σ ŝ plus a remainder that is never negative (`score_entropy_at_masks`).
+    Absorbing: a masked token has the loss −α'/(1 − α) · (Σ ŝ − log ŝ_{x_0} − 1), any other token none. ŝ is
+    the score without its factor α/(1 − α), so everything is finite up to t = 1, where α is 0 and there is no
+    prior term. The loss is the NELBO of p̂ = ŝ/Σ ŝ plus a remainder that is never negative
+    (`score_entropy_at_masks`).
 
-    Uniform: every token pays, for every token it might have been. The rate −α'/α diverges as α → 0, so the
-    schedule must be `Floored`; what it leaves of the text is paid as KL(q(x_1 | x_0) ‖ uniform).
+    Uniform: every token has a loss, with a term for every token it might have been. The rate −α'/α diverges
+    as α → 0, so the schedule must be `Floored`. The text that this leaves at t = 1 adds KL(q(x_1 | x_0) ‖
+    uniform).
     """
 
     def __post_init__(self) -> None:

@@ -1,4 +1,5 @@
-"""SSD-LM (Han et al., arXiv 2210.17432): Gaussian diffusion of a block on the simplex, by cross-entropy."""
+"""SSD-LM (Han et al., arXiv 2210.17432): Gaussian diffusion of a block on the simplex, with a cross-entropy
+loss."""
 
 import math
 from dataclasses import dataclass, field
@@ -26,28 +27,28 @@ class SimplexDiffusionLoss(Objective):
     """−log p(x^b | w̃_t^b, x^{<b}) at every token of a block, t uniform on 1..T (SSD-LM, section 3.1).
 
     A noisy token enters the network as the mean embedding under softmax(w̃_t), a clean one by its id. SSD-LM
-    trains one block of each sequence, at a random place and after whatever precedes it; here every block of
-    the sequence is trained in one pass, each at its own t, as block diffusion is: noisy blocks, then the
-    clean text, under the layout `BlockDiffusion`.
+    trains one block of each sequence, at a random place and after the text before it. Here one pass trains
+    every block of the sequence, each at its own t, as in block diffusion: noisy blocks, then the clean text,
+    under the layout `BlockDiffusion`.
 
-    It is a plain cross-entropy, neither a bound on a likelihood nor one itself.
+    It is a plain cross-entropy, neither a likelihood nor a bound on one.
 
-    What has no noise: a given token keeps its almost one-hot w̃_0 inside a noisy block. Where a token is
-    absent, or the last block lacks some to its full size (1,024 tokens are 40 blocks of 25 and one of 24),
-    stands the embedding of the mask, whatever t is, and `SimplexWriter` puts the same there. The present
-    tokens of that block may attend to it, as in block diffusion; no other block sees it.
+    Some positions have no noise. A given token keeps its almost one-hot w̃_0 inside a noisy block. Absent
+    tokens, and positions missing from an incomplete last block (1,024 tokens are 40 blocks of 25 and one of
+    24), hold the embedding of the mask at every t, as in `SimplexWriter`. The present tokens of that block
+    may attend to them, as in block diffusion; no other block sees them.
     """
 
     block_size: int
     mask_id: int
     steps: int = 5000
-    """T, how finely times are drawn; a sampler may take another number of steps."""
+    """T, the number of steps in the grid of times. A sampler may take another number of steps."""
     simplex_scale: float = 5.0
     """K."""
     schedule: SquaredCosine = field(default_factory=SquaredCosine)
     levels: LevelSampler = field(default_factory=LevelSampler)
     pure_noise: bool = False
-    """Always t = T: how well a block is predicted from the text before it alone."""
+    """Always use t = T: how well a block is predicted from the text before it alone."""
 
     def __post_init__(self) -> None:
         for name in ("block_size", "steps"):
@@ -85,7 +86,7 @@ class SimplexDiffusionLoss(Objective):
         return TokenLoss(nats=scored.spread(nats), weight=counted)
 
     def _states(self, model: Denoiser, batch: TokenBatch, draws: Draws) -> Tensor:
-        """Hidden states of all noisy blocks, those of the last one's missing positions too."""
+        """Hidden states of all noisy blocks, including missing positions of the last one."""
         length = batch.tokens.shape[1]
         whole = self._whole_blocks(length)
         missing = (0, whole - length)
@@ -104,21 +105,21 @@ class SimplexDiffusionLoss(Objective):
         mask = model.embed(tokens.new_full((), self.mask_id))  # a new_tensor would wait for the device
         noisy = torch.where(absent.unsqueeze(-1), mask, noisy)
         documents = batch.documents
-        if documents is not None and whole > length:  # what the last block lacks is its text's
+        if documents is not None and whole > length:  # missing positions belong to the last text
             documents = torch.cat((documents, documents[:, -1:].expand(-1, whole - length)), dim=1)
         if whole == self.block_size:
             return model(noisy, layout=packed(Bidirectional(whole), documents, model.device), noise=noise)
         inputs = torch.cat((noisy, model.embed(tokens)), dim=1)
-        noise = None if noise is None else F.pad(noise, (0, whole))  # the clean text has none
+        noise = None if noise is None else F.pad(noise, (0, whole))  # the clean text has no noise
         layout = packed(BlockDiffusion(whole, self.block_size), documents, model.device)
         return model(inputs, layout=layout, noise=noise)
 
     def _noisy(self, model: Denoiser, tokens: Tensor, alpha_bar: Tensor, draws: Draws) -> Tensor:
-        """Embeddings of softmax(w̃_t), a row at a time: of a row's noise nothing is kept. The probabilities
-        are, for the gradient of the embedding: one (rows, length, vocabulary) in all.
+        """Embeddings of softmax(w̃_t), computed row by row so that no row's noise is kept. The probabilities
+        are kept for the gradient of the embedding: one (rows, length, vocabulary) in total.
 
-        Each row's noise comes from a generator of its own, seeded by a number drawn for that row: so a rank
-        or a micro-batch, which has only its rows, adds the noise that the whole batch would.
+        Each row's noise has its own generator, with a seed drawn for that row. So a rank or a micro-batch,
+        which has only its rows, adds the same noise as the whole batch would.
         """
         size, scale = model.vocab_size, self.simplex_scale
         embedded = []

@@ -1,4 +1,4 @@
-"""Sampling text from a network: what to reveal when, how to draw it, when to stop, and the loop around it."""
+"""Sampling: the order of reveal, drawing of tokens, the end of texts, and the engine that runs it all."""
 
 from bd3lm.sampling.analytic import AnalyticWriter
 from bd3lm.sampling.autoregressive import AutoregressiveWriter

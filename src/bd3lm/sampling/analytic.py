@@ -19,20 +19,20 @@ from bd3lm.sampling.stepwise import StepwiseWriter, split
 
 
 class AnalyticWriter(StepwiseWriter):
-    """T Tweedie steps from the prior, and a last one that takes away what noise is left.
+    """T Tweedie steps from the prior, and a last step that removes the remaining noise.
 
-    With a `block_size` they are of each block, after the clean text before it.
+    With a `block_size` the steps apply to each block, after the clean text before it.
 
-    The times are equally spaced, the last step as long as the others, so there are T + 1 passes at most (for
-    a network that ignores time only those before which something changed). With the true scores each step
-    draws every token from its own p(x_s | x_t), as if independent of the others: exact as T → ∞.
+    Times are equally spaced and the last step is as long as the others, so there are at most T + 1 passes. A
+    network that ignores time skips passes in which nothing changed. With the true scores each step draws
+    every token from its own p(x_s | x_t), as if independent of the others: exact as T → ∞.
 
-    The last step never leaves a mask: under the absorbing process a mask becomes a token for certain; under
-    uniform noise, where the mask is a token like others, it is left out.
+    The last step never leaves a mask. Under the absorbing process a mask certainly becomes a token. Under
+    uniform noise, where the mask is an ordinary token, the last step excludes it.
 
-    Sharpening (the block diffusion paper finds a nucleus of 0.99 best, Suppl. C.5) is of what a token
-    becomes once it is known to change, and in the last step of what it is. Whether it changes is left alone:
-    of many steps each changes few tokens, and a nucleus over all of a step would let none change.
+    Sharpening (the block diffusion paper finds a nucleus of 0.99 best, Suppl. C.5) applies to what a token
+    becomes once it is known to change, and in the last step to what it is. Whether a token changes is not
+    sharpened: with many steps each changes few tokens, and a nucleus over a whole step would let none change.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class AnalyticWriter(StepwiseWriter):
         p = uniform_tweedie(log_score, x_t, alpha_s, alpha_t)
         if not last.all():
             return split(p, x_t)
-        # Should nothing but the mask be likely, all other tokens are equally so.
+        # If only the mask is likely, all other tokens are equally likely.
         log_p = p.clamp_min(torch.finfo(p.dtype).tiny).log()
         log_p[..., self.mask_id] = -torch.inf
         return torch.ones_like(alpha_s), torch.log_softmax(log_p, dim=-1)

@@ -1,4 +1,4 @@
-"""Token after token: autoregressive sampling (eq. 1) with the KV cache."""
+"""Autoregressive sampling (eq. 1), token by token with the KV cache."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -13,16 +13,16 @@ from bd3lm.sampling.request import Request
 from bd3lm.sampling.rows import Reveal, Rows
 from bd3lm.sampling.writer import FILL_CHUNK, Writer, fill_cache
 
-_BIAS = "bias"  # of a biased writer, the extra (rows, vocabulary) that is added to logits
+_BIAS = "bias"  # a biased writer's extra (rows, vocabulary), which is added to logits
 
 
 class AutoregressiveWriter(Writer):
-    """The next token from the last one and the cache; the mask is never predicted, as in training.
+    """Draws the next token from the last one and the cache. The mask is never drawn, as in training.
 
     With `score_first` the mask stands before the text and the first token is drawn too; otherwise the first
     token must be given. With `biased` requests may have a `logit_bias`. A token sees the `context − 1` inputs
-    before its predecessor; past the context the cache slides, and without `cache`, or for a network that
-    keeps no keys and values, what it sees is computed afresh (see `KVCache`).
+    before its predecessor. Past the context the cache slides (see `KVCache`). Without `cache`, or for a
+    network that keeps no keys and values, each pass computes the context again.
     """
 
     knows_chances = True
@@ -47,7 +47,7 @@ class AutoregressiveWriter(Writer):
 
     @property
     def longest_pass(self) -> int:
-        """How many positions a pass has that writes."""
+        """The number of positions in a writing pass."""
         return 1
 
     def first_start(self, given: int) -> int:
@@ -59,17 +59,17 @@ class AutoregressiveWriter(Writer):
     def check(self, request: Request) -> None:
         if not self.score_first and (not len(request.given) or request.given[0] == self.mask_id):
             raise ValueError(
-                "given must begin with a token, which this model was not trained to predict, got "
-                f"{request.given.tolist()[:1] or 'none'}"
+                "given must begin with a token, since this model was not trained to predict the first one, "
+                f"got {request.given.tolist()[:1] or 'none'}"
             )
         if request.logit_bias and not self.biased:
             raise ValueError(
-                f"logit_bias must be empty for a writer that is not biased, got {request.logit_bias}"
+                f"logit_bias must be empty for a writer without biased=True, got {request.logit_bias}"
             )
         for token, _ in request.logit_bias:
             if token >= self.model.vocab_size or token == self.mask_id:
                 raise ValueError(
-                    f"logit_bias must be of token ids below {self.model.vocab_size} other than the mask, "
+                    f"logit_bias must hold token ids below {self.model.vocab_size} other than the mask, "
                     f"which is never written, got {token}"
                 )
 
@@ -87,7 +87,7 @@ class AutoregressiveWriter(Writer):
         return request.prompt_length(self.mask_id) if self.cached else 0
 
     def remember(self, rows: Rows) -> Iterator[None]:
-        """Read all inputs but the last, which the first pass reads."""
+        """Read all inputs except the last, which the first pass reads."""
         if not self.cached:
             return
         window = min(self.window, rows.text.shape[1])  # short texts need no more memory than they have tokens
@@ -122,13 +122,13 @@ class AutoregressiveWriter(Writer):
     def _next(
         self, rows: Rows, cache: KVCache, positions: Tensor, masked: Tensor
     ) -> tuple[Tensor, Chances | None]:
-        """Read the tokens before these positions (rows, 1), and write those that are masked."""
+        """Read the tokens before these positions (rows, 1), and write the masked ones."""
         state = self.model(self._last(rows, positions), layout=Causal(1), cache=cache)
         cache.advance(1)
         return self._draw(rows, state, positions, masked)
 
     def _last(self, rows: Rows, positions: Tensor) -> Tensor:
-        """The tokens before these positions, or the mask."""
+        """The tokens before these positions, or the mask at the start."""
         last = rows.text.gather(1, (positions - 1).clamp_min(0))
         return torch.where(positions > 0, last, self.mask_id)
 
@@ -142,18 +142,18 @@ class AutoregressiveWriter(Writer):
         return tokens, Chances.of_logits(logits, self.mask_id, tokens, self.alternatives)
 
     def with_bias(self, rows: Rows, logits: Tensor) -> Tensor:
-        """The logits (rows, n, vocabulary) that tokens are drawn from."""
+        """The logits (rows, n, vocabulary) to draw from, with the bias added."""
         return logits + rows.extras[_BIAS].unsqueeze(1).to(logits.dtype) if self.biased else logits
 
     def _recomputed(self, rows: Rows) -> Tensor:
-        """Hidden states (rows, 1, width) that predict the tokens at `start`, row by row."""
+        """Hidden states (rows, 1, width) that predict the tokens at `start`, computed row by row."""
         inputs, states = self._inputs(rows), []
-        ends = (rows.start + self.score_first).clamp_max(inputs.shape[1])  # a row at rest stays at its end
+        ends = (rows.start + self.score_first).clamp_max(inputs.shape[1])  # an idle row stays at its end
         for row, end in enumerate(ends.tolist()):
             seen = inputs[row : row + 1, max(end - self.window - 1, 0) : end]
             states.append(self.model(seen, layout=Causal(seen.shape[1]))[:, -1:])
         return torch.cat(states)
 
     def _inputs(self, rows: Rows) -> Tensor:
-        """What the network reads: the text, after the mask where the first token is predicted from it."""
+        """The network's inputs: the text, after a mask if the first token is predicted."""
         return F.pad(rows.text, (1, 0), value=self.mask_id) if self.score_first else rows.text

@@ -1,7 +1,7 @@
-"""The block loop (the paper's Algorithm 2): one block at a time, after what the KV cache remembers.
+"""The block loop (the paper's Algorithm 2): one block at a time, after the blocks in the KV cache.
 
-The pass that writes a finished block into the cache is the first pass over the next: a block of n masked
-tokens costs n passes with first-hitting steps, not n + 1.
+One pass both writes a finished block into the cache and begins the next. So a block of n masked tokens takes
+n passes with first-hitting steps, not n + 1.
 """
 
 from collections.abc import Iterator
@@ -21,12 +21,12 @@ from bd3lm.sampling.writer import FILL_CHUNK, Writer, fill_cache
 
 
 class BlockwiseWriter(Writer):
-    """What block loops share: where blocks begin, what a block sees, and how finished ones are remembered.
+    """What block loops share: where blocks begin, what a block sees, and how finished blocks are cached.
 
-    A block sees the `window` tokens before it. Past that the cache slides: see `KVCache`. Without `cache`
-    what a block sees is computed afresh in every pass, which within the window gives the same tokens, and
-    past it another distribution: that of a network that never saw what has left the window. So it is for
-    every network that keeps no keys and values.
+    A block sees the `window` tokens before it. Past that the cache slides (see `KVCache`). Without `cache`,
+    or for a network that keeps no keys and values, each pass computes the window again. Within the window
+    this gives the same tokens. Past it the distribution differs: it is that of a network that never saw the
+    tokens that have left the window.
     """
 
     def __init__(self, model: Denoiser, reading: BlockReading, *, window: int, cache: bool = True) -> None:
@@ -42,7 +42,7 @@ class BlockwiseWriter(Writer):
 
     @property
     def longest_pass(self) -> int:
-        """How many positions a pass has that writes."""
+        """The number of positions in a writing pass."""
         return 2 * self.block_size
 
     def check(self, request: Request) -> None:
@@ -56,11 +56,11 @@ class BlockwiseWriter(Writer):
         return request.prompt_length(self.mask_id) if self.cached and self.window else 0
 
     def remember(self, rows: Rows) -> Iterator[None]:
-        """Read all given blocks but the last, which the first pass over the next block reads."""
+        """Read all given blocks except the last, which the first pass over the next block reads."""
         n = self.block_size
         if not self.cached or not self.window:
             return
-        window = min(self.window, rows.text.shape[1])  # short texts need no more memory than they have tokens
+        window = min(self.window, rows.text.shape[1])  # a short text needs no more memory than it has tokens
         chunk = max(min(FILL_CHUNK, window) // n, 2) * n
         rows.cache = self.model.new_cache(
             len(rows.start), segment=max(chunk, self.longest_pass), window=window
@@ -71,27 +71,27 @@ class BlockwiseWriter(Writer):
         yield from fill_cache(self.model, rows.cache, rows.text, counts, chunk=chunk, layout=self._finished)
 
     def evaluators(self, rows: Rows, masked: Tensor) -> tuple[Evaluate, ...]:
-        """The network over the next block of every row, of which `masked` (rows, n) is to be written."""
+        """The network over the next block of every row; `masked` (rows, n) are the places to write."""
         if not self.window:
             return (self._alone,)
         if rows.cache is None:
             return (partial(self._recomputed, rows),)
         rows.fill_passes += ~masked.any(1)
-        if not masked.any():  # all given: the block before has to be read all the same
+        if not masked.any():  # all given: the block before must still be read
             self._read_before(rows, rows.cache)
         return partial(self._after_reading, rows, rows.cache), partial(self._cached, rows.cache)
 
     def _alone(self, positions: Tensor, block: Tensor, mask_rate: Tensor) -> Tensor:
-        """A block that sees nothing but itself."""
+        """A pass over a block that sees only itself."""
         return self.model(block, layout=self._written(self.block_size), noise=self._noise(mask_rate))
 
     def _after_reading(
         self, rows: Rows, cache: KVCache, positions: Tensor, block: Tensor, mask_rate: Tensor
     ) -> Tensor:
-        """A pass that reads the block before too; with it that block enters the cache."""
+        """A pass that also reads the block before, which enters the cache."""
         n, noise = self.block_size, self._noise(mask_rate)
         before = self._as(block, self._block_before(rows, positions))
-        noise = None if noise is None else F.pad(noise, (n, 0))  # finished text has none
+        noise = None if noise is None else F.pad(noise, (n, 0))  # finished text has no noise
         states = self.model(
             torch.cat((before, block), dim=1), layout=self._written(2 * n), noise=noise, cache=cache
         )
@@ -99,7 +99,7 @@ class BlockwiseWriter(Writer):
         return states
 
     def _cached(self, cache: KVCache, positions: Tensor, block: Tensor, mask_rate: Tensor) -> Tensor:
-        """A pass over the block alone, after what the cache holds."""
+        """A pass over the block alone, after the cache."""
         return self.model(
             block, layout=self._written(self.block_size), noise=self._noise(mask_rate), cache=cache
         )
@@ -111,11 +111,12 @@ class BlockwiseWriter(Writer):
         cache.advance(self.block_size)
 
     def _block_before(self, rows: Rows, positions: Tensor) -> Tensor:
-        """The block before these positions; anything for the first block of a text, as nothing sees it."""
+        """The block before these positions. For the first block of a text it is arbitrary, since nothing sees
+        it."""
         return rows.text.gather(1, (positions - self.block_size).clamp_min(0))
 
     def _recomputed(self, rows: Rows, positions: Tensor, block: Tensor, mask_rate: Tensor) -> Tensor:
-        """A pass over all that a block sees, row by row: plain, and slow."""
+        """A pass over everything that a block sees, row by row. Simple and slow."""
         noise, states = self._noise(mask_rate), []
         for row, start in enumerate(rows.start.tolist()):
             seen = rows.text[row, max(start - self.window, 0) : start]
@@ -125,11 +126,11 @@ class BlockwiseWriter(Writer):
         return torch.cat(states)
 
     def _as(self, block: Tensor, finished: Tensor) -> Tensor:
-        """Finished tokens in the form of the block that they precede: ids, or the vectors that embed them."""
+        """Finished tokens in the same form as the block after them: ids, or embedding vectors."""
         return self.model.embed(finished) if block.is_floating_point() else finished
 
     def _noise(self, mask_rate: Tensor) -> Tensor | None:
-        """What a time-conditioned network is told of each token of a block, (rows, n)."""
+        """The noise levels (rows, n) that a time-conditioned network gets for the tokens of a block."""
         if not self.model.uses_noise:
             return None
         return conditioning_noise(mask_rate).unsqueeze(1).expand(-1, self.block_size)
@@ -144,10 +145,10 @@ class BlockwiseWriter(Writer):
 class BlockWriter(BlockwiseWriter):
     """Block diffusion for any block size.
 
-    With first-hitting steps, unsharpened and within the network's context, this is the law whose likelihood
-    `evaluation.exact_likelihood` computes, of the same lean; with ancestral steps it is that of lean 0, in
-    the limit of many. A given token inside a block is kept and the orders of reveal run over the others; a
-    text that ends inside a block leaves what lies past its end masked.
+    Unsharpened first-hitting steps within the network's context sample the distribution that
+    `evaluation.exact_likelihood` computes, for the same lean. Ancestral steps sample that of lean 0, in the
+    limit of many. Given tokens inside a block are kept, and the order of reveal covers the others. If a text
+    ends inside a block, the places past its end stay masked.
 
     A block sees the `context − block_size` tokens before it.
     """
@@ -174,7 +175,7 @@ class BlockWriter(BlockwiseWriter):
         try:
             super().check(request)
         except ValueError as error:
-            raise ValueError(f"{error}; SlidingWriter goes further") from None
+            raise ValueError(f"{error}; SlidingWriter can write longer texts") from None
 
     def write(self, rows: Rows) -> Iterator[Reveal]:
         masked, _ = rows.masked(rows.start, self.block_size)

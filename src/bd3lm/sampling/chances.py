@@ -1,7 +1,7 @@
-"""What the model gave the tokens that were drawn, and which others were likely: told on request.
+"""Log-probabilities of drawn tokens, and the likeliest alternatives, for requests that ask for them.
 
-A chance is of the model's own distribution at the pass that revealed the token, whatever temperature, top-k
-and nucleus made of it; the mask is no token.
+They come from the model's own distribution in the pass that revealed the token, before temperature, top-k and
+nucleus. The mask does not count as a token.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from bd3lm.sampling.events import Event, Failed, Started, Stopped, TokenHidden, 
 
 
 class Chances(NamedTuple):
-    """Of tokens (rows, k) their log-probabilities, and of each place the likeliest tokens (rows, k, m)."""
+    """Log-probabilities of tokens (rows, k), and the likeliest tokens at each place (rows, k, m)."""
 
     log_p: Tensor
     ids: Tensor
@@ -24,28 +24,28 @@ class Chances(NamedTuple):
 
     @classmethod
     def of_logits(cls, logits: Tensor, mask_id: int, tokens: Tensor, number: int | None) -> "Chances | None":
-        """As `of`; who does not ask pays for no softmax."""
+        """Like `of`, but computes no softmax if no alternatives are asked for."""
         return None if number is None else cls.of(subs_at_masks(logits, mask_id), mask_id, tokens, number)
 
     @classmethod
     def of(cls, log_p: Tensor, mask_id: int, tokens: Tensor, number: int | None) -> "Chances | None":
-        """Of tokens (rows, k) under log_p (rows, k, vocabulary), with so many alternatives; None if nobody
-        asks. Nothing here waits for the device."""
+        """For tokens (rows, k) under log_p (rows, k, vocabulary), with this number of alternatives; None
+        without one. Never waits for the device."""
         if number is None:
             return None
         vocabulary = log_p.shape[-1]
-        # A mask that is no token of the vocabulary may stand where nothing is written.
+        # Where nothing is written, there may be a mask outside of the vocabulary.
         at = tokens.clamp_max(vocabulary - 1).unsqueeze(-1)
         likeliest = log_p.topk(min(number, vocabulary - int(mask_id < vocabulary)), dim=-1)
         return cls(log_p.gather(-1, at).squeeze(-1), likeliest.indices, likeliest.values)
 
     def joined(self, other: "Chances") -> "Chances":
-        """Those of more places of the same rows."""
+        """These and the chances of more places of the same rows."""
         return Chances(*(torch.cat(both, dim=1) for both in zip(self, other, strict=True)))
 
     def told(self, where: Tensor) -> list[tuple[float, tuple[tuple[int, float], ...]]]:
-        """On the host, of the tokens where (rows, k) says so, row by row: the log-probability of each, and
-        its alternatives with theirs."""
+        """The log-probability and the alternatives of each token where (rows, k) is True, on the host, row by
+        row."""
         there = where.to(self.log_p.device)
         found = (each[there].tolist() for each in self)
         return [
@@ -54,13 +54,13 @@ class Chances(NamedTuple):
 
 
 class ChanceNotes:
-    """Keeps what events tell of chances, for the samples of the texts that they are of."""
+    """Collects the chances in events, for the sample of each text."""
 
     def __init__(self) -> None:
         self._of: dict[int, dict[int, TokenRevealed]] = {}
 
     def noted(self, event: Event) -> Event:
-        """The event; a text that stops has the chances of all its tokens."""
+        """The event. One that ends a text gets the chances of all its tokens."""
         match event:
             case TokenRevealed(index=index, position=position) if event.log_p is not None:
                 self._of.setdefault(index, {})[position] = event

@@ -1,4 +1,4 @@
-"""Filling the masked tokens of one piece: passes through the network, as an unmasking rule says."""
+"""Filling the masked tokens of one piece: network passes in the order of an unmasking rule."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from bd3lm.sampling.rows import Reveal, Rows
 from bd3lm.sampling.unmasking import Adaptive, Pass, Planned, UnmaskingRule
 
 Evaluate = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Hidden states (rows, n, width) of pieces: positions (rows, n), tokens (rows, n) or embedded ones, and mask
-rates (rows,)."""
+"""Computes hidden states (rows, n, width) of pieces from positions (rows, n), tokens (rows, n) or their
+embeddings, and mask rates (rows,)."""
 
 
 @dataclass(frozen=True)
 class Denoising:
-    """SAMPLE of Algorithm 2, for pieces of as many tokens as a block has."""
+    """SAMPLE of Algorithm 2, for pieces of one block's length."""
 
     model: Denoiser
     reading: BlockReading
@@ -47,9 +47,9 @@ class Denoising:
     ) -> Iterator[Reveal]:
         """Write the masked tokens of the pieces that begin at `begin`, one pass at a time.
 
-        The first pass is by the first evaluator, the second by the second, and so on by the last. With
-        `replay` they must do nothing but work on tensors that stay where they are: see `Replayed`. With
-        `alternatives` passes tell chances: see `Writer`.
+        The first pass uses the first evaluator, the second the second, and later ones the last. With `replay`
+        evaluators may only work on tensors that stay at the same address: see `Replayed`. With `alternatives`
+        passes report chances: see `Writer`.
         """
         masked, positions = rows.masked(begin, self.reading.block_size)
         launch = _Launcher(rows, evaluators, replay)
@@ -68,10 +68,10 @@ class Denoising:
     def _planned(
         self, plan: Iterable[Pass], positions: Tensor, launch: "_Launcher", alternatives: int | None
     ) -> Iterator[Reveal]:
-        """The plan is made on the host; the device only ever reveals."""
+        """Follow a plan that was made on the host. The device only reveals."""
         for index, step in enumerate(plan):
             revealed = positions.gather(1, step.places)
-            # A token that may be masked again is drawn with fresh noise each time.
+            # A token that may be masked again gets fresh noise in each pass.
             again = () if step.masked_again is None else (step.masked_again, torch.tensor([index]))
             tokens, chances = launch(
                 index,
@@ -99,7 +99,8 @@ class Denoising:
         masked_again: Tensor | None = None,
         index: Tensor | None = None,
     ) -> tuple[Tensor, Chances | None]:
-        """One pass: the tokens (rows, k) of these places, written where they are active; their chances."""
+        """One pass: draw tokens (rows, k) at these places, write the active ones, and return their
+        chances."""
         piece = rows.text.gather(1, positions)
         states = evaluate(positions, self._shown(piece, rows, positions), mask_rate)
         asked = states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
@@ -124,7 +125,7 @@ class Denoising:
         launch: "_Launcher",
         alternatives: int | None,
     ) -> Iterator[Reveal]:
-        """After every pass the device is asked what the rule chose."""
+        """Let the rule choose after each pass, which the host then has to read from the device."""
         index = 0
         while masked.any():
             reveal = partial(self._reveal_chosen, rule, alternatives)
@@ -144,10 +145,10 @@ class Denoising:
         masked: Tensor,
         index: Tensor,
     ) -> tuple[Tensor, Tensor, Chances | None]:
-        """One pass: tokens drawn everywhere (rows, n), those that the rule chose and are written, and the
-        chances of all."""
+        """One pass: draw tokens everywhere (rows, n), write the places that the rule chose, and return
+        tokens, places and chances."""
         piece = rows.text.gather(1, positions)
-        rate = (piece == self.reading.mask_id).double().mean(1)  # as many masks as the network sees
+        rate = (piece == self.reading.mask_id).double().mean(1)  # the share of masks that the network sees
         states = evaluate(positions, self._shown(piece, rows, positions), rate)
         log_p = subs_at_masks(self.model.head(states), self.reading.mask_id)
         tokens = rows.sharpening.draw(log_p, rows.noise_seeds, positions, repeat=index)
@@ -157,17 +158,17 @@ class Denoising:
         return tokens, chosen, Chances.of(log_p, self.reading.mask_id, tokens, alternatives)
 
     def _shown(self, piece: Tensor, rows: Rows, positions: Tensor) -> Tensor:
-        """The tokens (rows, n) of these positions as the network is given them: ids, or vectors for them."""
+        """The tokens (rows, n) of these positions as the network's input: ids, or embedding vectors."""
         if not self.reading.previous_token:
             return piece
-        # Where the first token of a text is masked, a mask stands before it: itself.
+        # If the first token of a text is masked, there is no token before it: use the mask itself.
         before = rows.text.gather(1, (positions - 1).clamp_min(0))
         return embed_with_previous(self.model, piece, before, blank=self.reading.mask_id)
 
 
 @dataclass(frozen=True)
 class _Launcher:
-    """Runs a pass over rows with its evaluator, replayed where that can be."""
+    """Runs a pass over rows with its evaluator, as a replay if possible."""
 
     rows: Rows
     evaluators: Sequence[Evaluate]

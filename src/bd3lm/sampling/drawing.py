@@ -1,4 +1,4 @@
-"""How a token is drawn from the network's distribution: sharpened or not, with each row's own noise."""
+"""Drawing tokens from the network's distributions, sharpened or not, with each row's own noise."""
 
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -19,7 +19,7 @@ from bd3lm.models import runs_kernels
 class Sharpening:
     """Temperature, then top-k, then nucleus. The default changes nothing: tokens follow the model itself.
 
-    The temperature 0 always takes the likeliest token, and becomes top_k=1, which does that.
+    Temperature 0 always takes the likeliest token. It is stored as top_k=1, which does the same.
     """
 
     temperature: float = 1.0
@@ -47,18 +47,19 @@ class Sharpening:
 
     @property
     def is_greedy(self) -> bool:
+        """Whether it always takes the likeliest token."""
         return self.top_k == 1
 
     def rows(self, number: int = 1, device: torch.device | str = "cpu") -> "RowSharpening":
-        """The same for so many rows; one may stand for any number."""
+        """The same sharpening for `number` rows. One row broadcasts to any number."""
         return RowSharpening([self] * number, device)
 
 
 class RowSharpening:
-    """How the tokens of each row of a batch are drawn: one `Sharpening` a row, as tensors on the device.
+    """The sharpening of each row of a batch: one `Sharpening` a row, as tensors on the device.
 
-    Which kinds there are among the rows the host knows, and so what need not be computed. A view of the first
-    rows shares all of it with the whole.
+    The host knows which kinds the rows use, and so which steps to skip. A view of the first rows shares
+    memory with the whole.
     """
 
     def __init__(self, values: Sequence[Sharpening], device: torch.device | str) -> None:
@@ -87,7 +88,7 @@ class RowSharpening:
         return self._with(lambda values: values[:rows])
 
     def put(self, rows: Sequence[int], other: "RowSharpening") -> None:
-        """Replace some rows by all of others."""
+        """Replace some rows by all rows of another batch."""
         for place, value in zip(rows, other._values[: len(other)], strict=True):
             self._values[place] = value
         self._changes[0] += 1
@@ -104,14 +105,14 @@ class RowSharpening:
             mine[target] = mine[source]
 
     def at(self, rows: Tensor) -> "RowSharpening":
-        """How tokens of some rows, which may come more than once, are drawn."""
+        """The sharpening of some rows, with repeats allowed."""
         other = self._with(lambda values: values[rows])
-        other._known = self._changes[0], self.kinds  # no fewer than there are
+        other._known = self._changes[0], self.kinds  # a superset of its kinds
         return other
 
     @property
     def kinds(self) -> "_Kinds":
-        """What there is among the rows; recorded passes depend on it."""
+        """The kinds of sharpening among the rows. Recorded passes depend on them."""
         if self._known is None or self._known[0] != self._changes[0]:
             values = self._values[: len(self)]
             greedy = [each.is_greedy for each in values]
@@ -146,11 +147,11 @@ class RowSharpening:
     def draw_logits(
         self, logits: Tensor, mask_id: int, seeds: Tensor, positions: Tensor, *, repeat: int | Tensor = 0
     ) -> Tensor:
-        """As `draw` of `subs_at_masks(logits, mask_id)`; on CUDA by a kernel, unless top_k is asked for.
-        Where only the likeliest token is left, it is looked up.
+        """Like `draw` of `subs_at_masks(logits, mask_id)`, but faster: on CUDA a kernel draws unless some row
+        uses top_k, and a greedy row takes an argmax.
 
-        `repeat` may be an int64 tensor of one element on the device of the logits. The kernel's tokens are
-        those of `draw` but where rounding decides; float64 logits go to `draw`.
+        `repeat` may be an int64 tensor of one element on the device of the logits. The kernel draws the same
+        tokens as `draw` except where rounding decides. float64 logits always go to `draw`.
         """
         kinds = self.kinds
         if kinds.all_greedy:
@@ -169,12 +170,12 @@ class RowSharpening:
     def _draw_by_kernel(
         self, logits: Tensor, mask_id: int, seeds: Tensor, positions: Tensor, repeat: int | Tensor
     ) -> Tensor:
-        from bd3lm.models.kernels import drawing as kernel  # elsewhere there may be no Triton
+        from bd3lm.models.kernels import drawing as kernel  # Triton may be missing elsewhere
 
         if not isinstance(repeat, Tensor):
             repeat = _constant(repeat, logits.device)
         rows, places, vocabulary = logits.shape
-        with torch.cuda.device(logits.device):  # Triton's is the current one
+        with torch.cuda.device(logits.device):  # Triton uses the current device
             tokens = kernel.draw(
                 logits.reshape(rows * places, vocabulary),
                 seeds.unsqueeze(1).expand(rows, places).reshape(-1),
@@ -189,7 +190,7 @@ class RowSharpening:
 
 
 class _Kinds(NamedTuple):
-    """What some or all rows of a batch are drawn by."""
+    """The kinds of sharpening among the rows of a batch."""
 
     tempered: bool
     top_k: bool
@@ -199,16 +200,16 @@ class _Kinds(NamedTuple):
 
 
 _OF_ROWS = ("temperature", "top_p", "top_k", "inclusive")
-_EVERY = 2**62  # more tokens than any vocabulary has
+_EVERY = 2**62  # more tokens than any vocabulary holds
 
 
 def _wide(values: Tensor) -> Tensor:
-    """One value a row, to broadcast with (rows, k, vocabulary)."""
+    """One value a row, shaped to broadcast with (rows, k, vocabulary)."""
     return values.view(-1, 1, 1)
 
 
 def _likeliest(logits: Tensor, mask_id: int) -> Tensor:
-    """The token of the highest logit, of equal ones the first; not the mask."""
+    """The token with the highest logit, the first of equal ones, and never the mask."""
     vocabulary = logits.shape[-1]
     if mask_id < vocabulary:
         column = torch.arange(vocabulary, device=logits.device)
@@ -217,16 +218,16 @@ def _likeliest(logits: Tensor, mask_id: int) -> Tensor:
 
 
 def or_mask(tokens: Tensor, log_p: Tensor, mask_id: int) -> Tensor:
-    """Tokens, with the mask in place of those whose log_p (..., vocabulary) is NaN.
+    """Tokens, with the mask in place of those with a NaN log_p (..., vocabulary).
 
-    A softmax is NaN everywhere or nowhere, so one entry tells. No text may end with a mask, which the loop
-    sees when it reads a finished one: nobody has to ask the device sooner. The drawing kernel of a GPU has no
-    softmax, and tells where all logits are NaN, as those of a hidden state that is.
+    A softmax is NaN everywhere or nowhere, so one entry tells. No text may end with a mask in it: the loop
+    checks this when it reads a finished text, so no pass has to ask the device. The GPU's drawing kernel
+    computes no softmax; it reports logits that are all NaN, as those of a NaN hidden state are.
     """
     return torch.where(log_p[..., int(mask_id == 0)].isnan(), mask_id, tokens)
 
 
-@cache  # and never dropped: a recorded pass reads it where it lies
+@cache  # never dropped, since a recorded pass reads it at its address
 def _constant(number: int, device: torch.device) -> Tensor:
-    """A number on a device, made once: a pass of few tokens notices every launch."""
+    """A number on a device, made once: in a pass over few tokens every launch counts."""
     return torch.full((1,), number, device=device)

@@ -1,8 +1,8 @@
 """The engine: requests come and go at any time, and share passes while they are written.
 
-`Engine.submit` takes a request, `Engine.step` writes a piece of every text that is under way, and
-`Handle.abort` lets go of one. Requests of one writer whose texts are about as long share a table of rows;
-others have tables of their own, which take turns. A text depends on its own request alone.
+`Engine.submit` takes a request, `Engine.step` writes a piece of every active text, and `Handle.abort` cancels
+a request. Requests with the same writer and similar lengths share a table of rows; tables take turns. A text
+depends on its own request alone.
 """
 
 import threading
@@ -23,28 +23,28 @@ from bd3lm.sampling.stopping import Ending
 from bd3lm.sampling.table import Cost, Seat, Table
 from bd3lm.sampling.writer import Writer
 
-_MOST_TOKENS = 2**27  # of all rows together: 1 GiB of ids
+_MOST_TOKENS = 2**27  # in all rows together: 1 GiB of ids
 _LEAST_WIDTH = 64
 
 
 @dataclass(frozen=True, eq=False)
 class Handle:
-    """A request under way. Its `index` is in all events of its text."""
+    """A submitted request. All events of its text have its `index`."""
 
     index: int
     request: Request
     _engine: "Engine"
 
     def abort(self) -> None:
-        """Write no more of it: its seat is free at the next step, and no event of it comes any more."""
+        """Stop writing it. Its seat is free at the next step, and no more events of it follow."""
         self._engine._abort(self.index)
 
 
 class Engine:
-    """Writes texts side by side, whatever their writers, lengths and settings.
+    """Writes texts together, with any mix of writers, lengths and settings.
 
-    At most `seats` texts are written at a time; the others wait in the order in which they came. `submit`,
-    `abort` and `step` may be called from any thread; one step runs at a time.
+    It writes at most `seats` texts at a time; the others wait in the order of submission. `submit`, `abort`
+    and `step` may be called from any thread. Steps run one at a time.
     """
 
     def __init__(self, *, seats: int = 32) -> None:
@@ -62,9 +62,10 @@ class Engine:
         self._chances = ChanceNotes()
 
     def submit(self, request: Request, writer: Writer, *, tell: Tell = "end") -> Handle:
-        """Have a text written; what cannot be is refused at once.
+        """Submit a text. A request that cannot be written is refused at once.
 
-        To tell of pieces the device is asked after each, and to tell of passes after each of these.
+        `tell` chooses the events. "pieces" reads from the device after each piece, and "passes" after each
+        pass.
         """
         if tell not in get_args(Tell):
             raise ValueError(f"tell must be one of {', '.join(get_args(Tell))}, got {tell!r}")
@@ -78,8 +79,8 @@ class Engine:
         return handle
 
     def open_table(self, writer: Writer, *, length: int, watch: bool = False) -> None:
-        """Make a table for texts of up to this length, no wider than they need it: for requests that are all
-        known before the first is submitted."""
+        """Make a table for texts of up to this length, no wider than needed. For requests that are all known
+        before the first is submitted."""
         self._tables.append(Table(writer, writer.width(length), self.seats, watch))
 
     def __len__(self) -> int:
@@ -98,12 +99,13 @@ class Engine:
                 self._aborted.add(index)
 
     def step(self) -> list[Event]:
-        """Let waiting texts in, write one piece of every text, and tell what happened."""
+        """Seat waiting texts, write one piece of every text, and return what happened."""
         return list(self.events())
 
     @torch.no_grad()
     def events(self) -> Generator[Event, None, None]:
-        """The same, told while it happens. Until it is done, or closed, no other step begins."""
+        """Like `step`, but yields events as they happen. No other step begins until this one is done or
+        closed."""
         with self._step_lock:
             yield from self._events()
 
@@ -119,12 +121,12 @@ class Engine:
         self._tables = [table for table in self._tables if not table.is_empty]
 
     def _told(self, event: Event) -> Iterator[Event]:
-        """What is told of an event, which may be of one of several fills of a text."""
+        """The events to report for an event, which may belong to one of several fills of a text."""
         told, following = self._fillings.pass_on(event)
         with self._inbox_lock:
             self._inbox.extendleft(following)
             self._under_way -= {each.index for each in told if isinstance(each, Stopped | Failed)}
-            self._aborted |= {each.index for each in told if isinstance(each, Failed)}  # all of its fills
+            self._aborted |= {each.index for each in told if isinstance(each, Failed)}  # with all its fills
         for each in told:
             yield self._chances.noted(each)
 
@@ -141,7 +143,7 @@ class Engine:
                 table.drop(gone)
 
     def _assign(self) -> Iterator[Event]:
-        """Give waiting texts to tables while there are seats."""
+        """Assign waiting texts to tables while there are free seats."""
         free = self.seats - sum(table.claimed for table in self._tables)
         while True:
             with self._inbox_lock:
@@ -161,7 +163,7 @@ class Engine:
             free -= 1
 
     def _table_for(self, writer: Writer, seat: Seat) -> Table:
-        """The narrowest table that this text may join, or a new one."""
+        """The narrowest table that fits this text, or a new one."""
         length = seat.request.length
         need = max(writer.width(length), length)
         fitting = [
@@ -176,7 +178,7 @@ class Engine:
         return self._tables[-1]
 
     def close(self) -> None:
-        """Let go of all texts and of all memory; nothing recorded is kept."""
+        """Drop all texts, and free all memory and recordings."""
         with self._step_lock, self._inbox_lock:
             for table in self._tables:
                 table.forget()
@@ -188,7 +190,8 @@ class Engine:
 
 
 def _bucket(width: int) -> int:
-    """Texts of nearly the same length share a table: the next power of two, or three quarters of it."""
+    """The width of a table, so that texts of similar lengths share one: a power of two or three quarters of
+    it."""
     whole = max(_LEAST_WIDTH, 1 << (width - 1).bit_length())
     return whole * 3 // 4 if width <= whole * 3 // 4 else whole
 
@@ -204,28 +207,28 @@ def check(writer: Writer, request: Request, *, side_by_side: int = 1) -> None:
     """Refuse a request that cannot be written."""
     require_evaluation_mode(writer.model)
     writer.check(request)
-    writer.model.check_room(1, writer.piece_end(0))  # before a row is made: a piece may be a whole context
+    writer.model.check_room(1, writer.piece_end(0))  # before rows are made: a piece may be a whole context
     most = _MOST_TOKENS // side_by_side
     width = max(request.length, writer.width(request.length))
     if width > most:
         row = "" if width == request.length else f", which is written in a row of {width:,}"
         raise ValueError(
-            f"length must be at most {most:,}, or rows for {side_by_side} texts side by side cannot be held, "
+            f"length must be at most {most:,}, or rows for {side_by_side} texts at once do not fit, "
             f"got {request.length:,}{row}"
         )
 
 
 def check_told(writer: Writer, *, is_watched: bool) -> None:
-    """Refuse chances that would be computed and told to nobody."""
+    """Refuse chances that nobody would get to see."""
     if writer.alternatives is not None and not is_watched:
         raise ValueError(
-            "alternatives are told of each pass, so a text must be watched for them (tell 'passes'), got "
-            f"{writer.alternatives} of a text that is not"
+            "alternatives are reported for each pass, so the text must be submitted with tell='passes', got "
+            f"{writer.alternatives} for a text that is not"
         )
 
 
 def check_all(writer: Writer, requests: Sequence[Request], side_by_side: int) -> None:
-    """Refuse requests if one of them cannot be written, and say which."""
+    """Refuse all requests if one cannot be written, and say which."""
     for index, request in enumerate(requests):
         try:
             check(writer, request, side_by_side=side_by_side)

@@ -1,10 +1,10 @@
-"""Gaps that have text after them: several fills are drawn, and one of these by how well that text follows it.
+"""Gaps with text after them: draw several fills, and choose one by how well the text after it fits.
 
-A writer fills a gap before it has read what comes later. So `Fills` asks for several fills of a template,
-each from a seed of its own, and for their weights; one fill is drawn with a probability in proportion to its
-weight (sampling importance resampling). As their number grows, its law becomes that of the model's texts
-which hold what is given. What comes after the last given token is written once, after the fill that was
-drawn.
+A writer fills a gap before it has read the text after it. So `Fills` asks for several fills of a template,
+each with its own seed, and weighs them. One fill is then drawn with a probability proportional to its weight
+(sampling importance resampling). As the number of fills grows, its distribution approaches that of the
+model's texts that contain the given tokens. Text after the last given token is written once, after the chosen
+fill.
 """
 
 import math
@@ -22,26 +22,26 @@ from bd3lm.sampling.stopping import Ending, Stopping
 from bd3lm.sampling.table import Cost, Seat
 from bd3lm.sampling.writer import Writer
 
-_MOST_TOKENS = 2048  # that are weighed side by side: each has logits over the whole vocabulary
+_MOST_TOKENS = 2048  # to weigh at once: each has logits over the whole vocabulary
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of some fills, and what they cost."""
+    """The weights of some fills, and the cost of weighing."""
 
     log_weights: Tensor
-    """(fills,) float64; all may be off by the same number."""
+    """(fills,) float64, up to a common constant."""
     passes: int
-    """Passes over each fill that it took."""
+    """Passes over each fill."""
 
 
 class FillWeights(ABC):
-    """Weighs fills by how likely what follows makes them, against how likely they were to be drawn."""
+    """Weighs fills: how likely they make the text after them, relative to how likely they were drawn."""
 
     @abstractmethod
     def weigh(self, model: Denoiser, texts: Tensor, gaps: Tensor, seeds: Sequence[int]) -> Weights:
-        """The weights of texts (fills, length) that end with a given token, on the host, where `gaps`
-        (length,) tells what was filled; a random weight is drawn from its fill's seed."""
+        """The weights of texts (fills, length) on the host, which end with a given token. `gaps` (length,)
+        marks the filled places. A random weight uses its fill's seed."""
 
     def weighs(self, gaps: Tensor) -> bool:
         """Whether fills of these gaps can have different weights."""
@@ -50,7 +50,7 @@ class FillWeights(ABC):
 
 @dataclass(frozen=True)
 class Fills:
-    """How many fills are drawn of a template, and what weighs them."""
+    """How many fills of a template to draw, and how to weigh them."""
 
     number: int
     weights: FillWeights
@@ -61,19 +61,19 @@ class Fills:
 
 
 def followed_to(given: Sequence[int], mask_id: int) -> int:
-    """Where the given text ends that has a gap before it; 0 where none has."""
+    """The end of the last given token with a gap before it; 0 if there is none."""
     known = [place for place, token in enumerate(given) if token != mask_id]
     end = known[-1] + 1 if known else 0
     return end if mask_id in given[:end] else 0
 
 
 def fill_seeds(seed: int, number: int) -> list[int]:
-    """The seed of each fill: the first is the text's own, so that more fills only join those of fewer."""
+    """A seed for each fill. The first is the text's own, so drawing more fills keeps the earlier ones."""
     return [seed, *(derive_seed(seed, "fill", index) for index in range(1, number))]
 
 
 def choose_fill(log_weights: Tensor, seed: int) -> int:
-    """One fill, drawn with a probability in proportion to its weight; where all are zero, any."""
+    """Draw one fill with a probability proportional to its weight; if all weights are zero, any fill."""
     if not (log_weights > -math.inf).any():
         log_weights = torch.zeros_like(log_weights)
     where = torch.tensor(derive_seed(seed, "which fill")), torch.tensor(0)
@@ -81,7 +81,7 @@ def choose_fill(log_weights: Tensor, seed: int) -> int:
 
 
 def effective_number(log_weights: Tensor) -> float:
-    """How many fills of equal weight would be worth as much: (Σ w)² / Σ w²."""
+    """The effective number of fills: how many of equal weight would be worth as much, (Σ w)² / Σ w²."""
     if not (log_weights > -math.inf).any():
         return float(len(log_weights))
     share = torch.softmax(log_weights, 0)
@@ -90,13 +90,13 @@ def effective_number(log_weights: Tensor) -> float:
 
 @dataclass(eq=False)
 class _Filling:
-    """A text whose fills are being written."""
+    """A text with fills that are being written."""
 
     seat: Seat
     writer: Writer
     fills: Fills
-    end: int  # where the given text ends that a fill must suit
-    first: int  # the number of the first fill; they count down
+    end: int  # of the given text that weighs the fills
+    first: int  # the index of the first fill; the others count down from it
     has_failed: bool = False
     samples: dict[int, Sample] = field(default_factory=dict)  # by fill, from 0
     events: dict[int, list[Event]] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class _Filling:
         return range(self.first, self.first - self.fills.number, -1)
 
     def seats(self) -> Iterator[Seat]:
-        """A text for each fill. It ends with what is given, so nothing can end it sooner."""
+        """A seat for each fill. The fill ends with given tokens, so nothing else can end it."""
         request = replace(
             self.seat.request,
             given=self.seat.request.given[: self.end],
@@ -121,7 +121,7 @@ class _Filling:
 
 @dataclass(eq=False)
 class _Chosen:
-    """A text that goes on after the fill that was drawn for it."""
+    """A text that continues after its chosen fill."""
 
     seat: Seat
     cost: Cost
@@ -130,10 +130,10 @@ class _Chosen:
 
 
 class Fillings:
-    """The texts of an engine that are filled several times, between its requests and its seats."""
+    """An engine's texts with several fills, between its requests and its seats."""
 
     def __init__(self) -> None:
-        self._next = -1  # fills have numbers of their own, below those of requests
+        self._next = -1  # fills have negative indices; requests count from 0
         self._of: dict[int, _Filling] = {}
         self._chosen: dict[int, _Chosen] = {}
 
@@ -149,7 +149,7 @@ class Fillings:
         return list(filling.seats())
 
     def drop(self, indices: set[int]) -> set[int]:
-        """Forget texts that nobody wants any more; says which fills were theirs."""
+        """Forget canceled texts. Returns the indices of their fills."""
         fills = {index for index, filling in self._of.items() if filling.seat.index in indices}
         for index in fills:
             del self._of[index]
@@ -162,16 +162,16 @@ class Fillings:
         self._chosen.clear()
 
     def pass_on(self, event: Event) -> tuple[list[Event], list[tuple[Writer, Seat]]]:
-        """What is told of an event, and what is to be written next because of it.
+        """The events to report for an event, and the seats to write next because of it.
 
-        Nothing is told of fills until one of them is drawn, and then of that one alone, all at once.
+        Nothing is reported about fills until one is chosen. Then the events of that one follow, all at once.
         """
         if event.index in self._chosen:
             return self._after_chosen(event), []
         if event.index >= 0:
             return [event], []
         filling = self._of.get(event.index)
-        if filling is None or filling.has_failed:  # nobody wants it any more
+        if filling is None or filling.has_failed:  # the text is canceled or has failed
             return [], []
         fill = filling.first - event.index
         match event:
@@ -220,7 +220,7 @@ class Fillings:
     def _after_chosen(self, event: Event) -> list[Event]:
         chosen = self._chosen[event.index]
         match event:
-            case Started() if not chosen.is_begun:  # which the fill's own events have told
+            case Started() if not chosen.is_begun:  # already reported by the fill's own events
                 chosen.is_begun = True
                 return []
             case Failed():
@@ -236,8 +236,8 @@ class Fillings:
 
 
 def _weigh(filling: _Filling, texts: Tensor) -> tuple[Tensor, int]:
-    """The weights of all fills, and the passes over any of them. How many are weighed side by side does not
-    depend on how many were written so, and the weights do not by a rounding."""
+    """The weights of all fills, and the total passes over them. The batch size does not depend on how many
+    fills were written together, so the weights are equal to the last bit."""
     fills = filling.fills
     gaps = filling.seat.request.given[: filling.end] == filling.writer.mask_id
     seeds = fill_seeds(filling.seat.request.seed, fills.number)

@@ -1,7 +1,7 @@
-"""Token after token, each of which a guide allows: texts that follow a grammar.
+"""Token by token with a guide that says which tokens may come next: texts that follow a grammar.
 
-What a guide allows next depends on the token before, which the host has to be told. So the device is asked
-after every pass, and the next one is told what each row may write.
+The next allowed tokens depend on the token before, which the host must know. So the host reads each token
+from the device after its pass, and tells the next pass what each row may write.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,29 +18,31 @@ from bd3lm.sampling.chances import Chances
 from bd3lm.sampling.request import Request
 from bd3lm.sampling.rows import Reveal, Rows
 
-_NUMBER = "guide"  # (rows,) of the state of each row
+_NUMBER = "guide"  # (rows,) the number of each row's guide state
 
 
 class GuideState(Protocol):
-    """Where a text stands in its grammar."""
+    """The state of a text in its grammar."""
 
     def allowed(self) -> Tensor:
-        """Which tokens may come next, (vocabulary,) on the host; the end token where the text may end."""
+        """Which tokens may come next, (vocabulary,) on the host. The end token is one where the text may
+        end."""
 
     def take(self, token: int) -> None:
-        """This one came."""
+        """Advance by a written token."""
 
 
 class Guide(Protocol):
-    """A grammar, for the tokens of a vocabulary."""
+    """A grammar over the tokens of a vocabulary."""
 
-    def begin(self) -> GuideState: ...
+    def begin(self) -> GuideState:
+        """The state at the start of a text."""
 
 
 class GuidedWriter(AutoregressiveWriter):
-    """Draws tokens from the network's distribution over those that the guide of a request allows.
+    """Draws each token from the network's distribution over the tokens that the request's guide allows.
 
-    The distribution is sharpened after that: a nucleus is one of allowed tokens.
+    Sharpening applies after that: a nucleus holds only allowed tokens.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class GuidedWriter(AutoregressiveWriter):
         yield Reveal(positions, tokens, masked, chances=chances)
         written = zip(states, masked.squeeze(1).tolist(), tokens.squeeze(1).tolist(), strict=True)
         for state, is_written, token in written:
-            if state is not None and is_written and token != self.mask_id:  # which tells of NaN
+            if state is not None and is_written and token != self.mask_id:  # the mask signals NaN
                 state.take(token)
         rows.start += 1
 
@@ -104,10 +106,10 @@ class GuidedWriter(AutoregressiveWriter):
         state = self.model(self._last(rows, positions), layout=Causal(1), cache=cache)
         cache.advance(1)
         logits = self.model.head(state)
-        # Where nothing is allowed any more, nothing has a probability, and the text fails.
+        # If nothing is allowed, every probability is NaN, and the text fails.
         kept = self.with_bias(rows, logits).masked_fill(~allowed, -torch.inf)
         kept = kept.masked_fill(~allowed.any(-1, keepdim=True), torch.nan)
         tokens = rows.sharpening.draw_logits(kept, self.mask_id, rows.noise_seeds, positions, repeat=0)
         rows.write(positions, tokens, where=masked)
-        # Those of the model itself, which knows no grammar.
+        # The chances are the model's own, without the grammar.
         return tokens, Chances.of_logits(logits, self.mask_id, tokens, self.alternatives)

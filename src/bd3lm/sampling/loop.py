@@ -16,15 +16,15 @@ _suspended: WeakSet[Generator[Event, None, None]] = WeakSet()
 
 @atexit.register
 def close_suspended() -> None:
-    """Close what was never written to its end while torch is still there: the interpreter would do so later,
-    and print that it could not."""
+    """Close unfinished iterators while torch is still loaded. The interpreter would close them later, and
+    print an error."""
     for events in list(_suspended):
-        with suppress(ValueError):  # another thread is in it just now
+        with suppress(ValueError):  # another thread is running it
             events.close()
 
 
 def sample(writer: Writer, requests: Sequence[Request], *, batch_size: int = 32) -> list[Sample]:
-    """Write all texts, at most `batch_size` at a time; returned in the order of the requests."""
+    """Write all texts, at most `batch_size` at a time. Returns samples in the order of the requests."""
     events = write(writer, requests, batch_size=batch_size)
     return sorted((e.sample for e in events if isinstance(e, Stopped)), key=lambda sample: sample.index)
 
@@ -32,10 +32,11 @@ def sample(writer: Writer, requests: Sequence[Request], *, batch_size: int = 32)
 def write(
     writer: Writer, requests: Sequence[Request], *, batch_size: int = 32, watch: bool = False
 ) -> Iterator[Event]:
-    """Write all texts, and yield events as they happen; without `watch` only `Redrawn` and `Stopped`.
+    """Write all texts, and yield events as they happen. Without `watch` these are `Redrawn` and `Stopped`
+    only.
 
-    A text depends on its own request alone: neither on the batch it is written in nor on when a seat became
-    free. With `watch` the device is asked after every pass what it revealed, otherwise once a piece.
+    A text depends on its own request alone, not on its batch or on when a seat became free. With `watch` the
+    host reads every pass from the device, otherwise only every piece.
     """
     require_evaluation_mode(writer.model)
     if not requests:
@@ -64,4 +65,4 @@ def _events(
                         raise FloatingPointError(event.reason)
                     yield event
     finally:
-        engine.close()  # before the end: these rows are not kept for a next batch
+        engine.close()  # drops its rows: the next batch does not need them

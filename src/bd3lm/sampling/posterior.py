@@ -1,11 +1,11 @@
-"""D3PM's sampler over uniform noise: T draws from the reverse step (Austin et al. 2021, section 2).
+"""D3PM's sampler for uniform noise: T draws from the reverse step (Austin et al. 2021, section 2).
 
-The step averages posteriors over the network's guess, as `objectives.D3PM` says and trains.
+The step averages posteriors over the network's guess, as `objectives.D3PM` defines and trains it.
 
-With a `block_size` the T steps are of each block, after the clean text before it (eq. 5).
+With a `block_size` each block takes T steps, after the clean text before it (eq. 5).
 
-Under the absorbing process D3PM samples as masked diffusion does: `SlidingWriter` and `BlockWriter` with
-`Ancestral(T)` steps are its sampler, with at most one pass for each masked token.
+Under the absorbing process D3PM samples like masked diffusion: its sampler is `SlidingWriter` or
+`BlockWriter` with `Ancestral(T)` steps, which takes at most one pass for each masked token.
 """
 
 from torch import Tensor
@@ -19,8 +19,8 @@ from bd3lm.sampling.stepwise import StepwiseWriter, split
 class PosteriorWriter(StepwiseWriter):
     """x_{t−1} ~ Σ_x q(x_{t−1} | x_t, x) p(x | x_t), for T steps from uniform noise; the last from p(x | x_1).
 
-    The law whose likelihood `objectives.D3PM` with as many steps bounds. Sharpening is of the network's
-    guess p(x | x_t), never of the step: the noise that the posterior puts back is not the network's.
+    `objectives.D3PM` with as many steps bounds the likelihood of these texts. Sharpening applies to the
+    network's guess p(x | x_t), never to the step, since the noise of the posterior is not the network's.
     """
 
     process: Uniform

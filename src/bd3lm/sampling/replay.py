@@ -1,7 +1,7 @@
-"""Passes that are launched at once: recorded as CUDA graphs on a GPU, simply called elsewhere.
+"""Passes that launch at once: recorded as CUDA graphs on a GPU, and called normally elsewhere.
 
-A pass over a few tokens is more than a hundred small kernels, which a host cannot launch as fast as a GPU
-runs them. A graph launches them all together.
+A pass over a few tokens takes more than a hundred small kernels, which a GPU runs faster than a host can
+launch them. A graph launches them all together.
 """
 
 import gc
@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_ALIGNMENT = 16  # bytes, of every input in the buffer that they travel in
+_ALIGNMENT = 16  # bytes, of each input in the buffer that carries them
 _recording = True
 
 
 @contextmanager
 def without_replays() -> Iterator[None]:
-    """Inside, every pass is launched kernel by kernel: to debug, or to measure what replays gain."""
+    """Launch every pass kernel by kernel inside this context: to debug, or to measure the gain of replays."""
     global _recording
     before, _recording = _recording, False
     try:
@@ -29,11 +29,11 @@ def without_replays() -> Iterator[None]:
 
 
 class Replayed:
-    """A function of small host tensors, always of the same shapes, that works on a device.
+    """A function of small host tensors, always of the same shapes, that computes on a device.
 
-    It may read and write other tensors there, provided that they stay where they are in memory. The first
-    call runs as it is, which also compiles what has to be; the second is recorded; later ones are replays,
-    for which the host never waits. What it returned is overwritten by the next call.
+    It may read and write other tensors there, if they stay at the same address. The first call runs normally
+    and compiles what it needs. The second call is recorded. Later calls are replays, for which the host never
+    waits. Each call overwrites the output of the call before.
     """
 
     def __init__(self, device: torch.device, pool: Any = None, *, records: bool = True) -> None:
@@ -44,7 +44,8 @@ class Replayed:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, function: Callable[..., Any], *inputs: Tensor) -> Any:
-        """The function is not kept, since it holds what holds this; it must be the same at every call."""
+        """Call the function. It must be the same in every call. It is not kept, to avoid a reference
+        cycle."""
         if self._device.type != "cuda":
             return function(*(each.to(self._device) for each in inputs))
         with torch.cuda.device(self._device):
@@ -59,7 +60,7 @@ class Replayed:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next call takes as long as all later ones."""
+        """Whether the next call is as fast as all later ones."""
         if self._device.type != "cuda":
             return True
         return self._graph is not None if _recording and self._records else self._buffer is not None
@@ -71,15 +72,15 @@ class Replayed:
             torch.cuda.graph(
                 graph,
                 pool=self._pool,
-                stream=torch.cuda.Stream(self._device),  # torch's own may be another device's
-                capture_error_mode="thread_local",  # what other threads do is no fault of ours
+                stream=torch.cuda.Stream(self._device),  # torch's own may belong to another device
+                capture_error_mode="thread_local",  # ignore what other threads do
             ),
         ):
             self._output = function(*self._inputs)
         return graph
 
     def _send(self, inputs: tuple[Tensor, ...]) -> None:
-        """All inputs in one copy, through pinned memory that the allocator keeps until it is done."""
+        """Send all inputs in one copy, through pinned memory that the allocator keeps until it is done."""
         sizes = [-(-each.nbytes // _ALIGNMENT) * _ALIGNMENT for each in inputs]
         ends = list(accumulate(sizes, initial=0))[1:] or [0]
         if self._buffer is None:
@@ -95,9 +96,9 @@ class Replayed:
 
 
 class Replays:
-    """The passes of one batch, by name: recorded anew when the batch's tensors are others.
+    """The passes of one batch, by name. A new batch with other tensors must be recorded again.
 
-    Without `records` they are launched kernel by kernel, for a network whose passes no graph may hold.
+    With `records=False` passes are launched kernel by kernel, for a network that no graph can record.
     """
 
     def __init__(self, device: torch.device, *, records: bool = True) -> None:
@@ -106,25 +107,24 @@ class Replays:
         self.forget()
 
     def __call__(self, name: Any, function: Callable[..., Any], *inputs: Tensor) -> Any:
-        """Run a function, as it was recorded under this name once it is."""
+        """Run a function, as a replay once it is recorded under this name."""
         if name not in self._known:
             self._known[name] = Replayed(self._device, self._pool, records=self._records)
         return self._known[name](function, *inputs)
 
     def is_ready(self, name: Any) -> bool:
-        """Whether a function runs under this name as fast as it will: nothing is compiled or recorded any
-        more."""
+        """Whether the function under this name runs at full speed, with everything compiled and recorded."""
         return name in self._known and self._known[name].is_ready
 
     def forget(self) -> None:
-        """Drop all recordings: they are no longer valid."""
+        """Drop all recordings, which are no longer valid."""
         self._known.clear()
         self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
 
 
 @contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """A graph that is freed while another is recorded spoils it, so garbage has to wait."""
+    """Disable garbage collection: freeing a graph while another is being recorded spoils the recording."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

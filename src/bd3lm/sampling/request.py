@@ -1,4 +1,4 @@
-"""What is asked for: one text to write."""
+"""A request: one text to write."""
 
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -10,13 +10,13 @@ from bd3lm.diffusion import is_whole
 from bd3lm.sampling.drawing import Sharpening
 from bd3lm.sampling.stopping import Stopping
 
-if TYPE_CHECKING:  # which know requests
+if TYPE_CHECKING:  # both import this module
     from bd3lm.sampling.fills import Fills
     from bd3lm.sampling.guided import Guide
 
 
 def equal_values(one: Any, other: object) -> bool:
-    """True if both are the same dataclass type with equal fields, comparing tensors by value."""
+    """Whether both are the same dataclass type with equal fields, comparing tensors by value."""
     names = [each.name for each in fields(one)]
     if type(one) is not type(other):
         return False
@@ -26,11 +26,10 @@ def equal_values(one: Any, other: object) -> bool:
 
 @dataclass(frozen=True)
 class Request:
-    """A text to write: what is given of it, a seed, the length it may reach, how its tokens are drawn, and
-    what ends it before that.
+    """A text to write: its given tokens, seed, largest length, sharpening and stopping.
 
     `given` (tokens,) holds the mask where a token is to be written. A prompt is a run of tokens without
-    masks; a template has gaps. What is given in a later block does not touch the blocks before it.
+    masks; a template has gaps. Tokens given in a later block do not affect the blocks before it.
     """
 
     given: Tensor = field(hash=False)
@@ -39,11 +38,11 @@ class Request:
     sharpening: Sharpening = field(default=Sharpening(), kw_only=True)
     stopping: Stopping = field(default=Stopping(), kw_only=True)
     fills: "Fills | None" = field(default=None, kw_only=True)
-    """Of a template whose gaps have text after them: several fills are drawn, and one is told."""
+    """For a template with text after its gaps: draw several fills, and choose one."""
     guide: "Guide | None" = field(default=None, kw_only=True, compare=False)
-    """What is written must be allowed by it."""
+    """A guide that constrains the text."""
     logit_bias: tuple[tuple[int, float], ...] = field(default=(), kw_only=True)
-    """Tokens, and what is added to their logits before one is drawn."""
+    """Pairs of a token and the number to add to its logit before a token is drawn."""
 
     def __eq__(self, other: object) -> bool:
         return equal_values(self, other)
@@ -60,15 +59,15 @@ class Request:
             raise ValueError(f"seed must be a whole number in 0..2^63 − 1, got {self.seed!r}")
         if not is_whole(self.length) or self.length < max(len(self.given), 1):
             raise ValueError(
-                f"length must be a whole number from 1 on that holds the {len(self.given)} given tokens, "
+                f"length must be a whole number from 1 on and at least the {len(self.given)} given tokens, "
                 f"got {self.length!r}"
             )
 
     def prompt_length(self, mask_id: int) -> int:
-        """How many tokens are given before the first that is to be written."""
+        """The number of given tokens before the first one to write."""
         gaps = (self.given == mask_id).nonzero()
         return int(gaps[0]) if len(gaps) else len(self.given)
 
     def is_full(self, mask_id: int) -> bool:
-        """Whether nothing is left to write."""
+        """Whether there is nothing to write."""
         return len(self.given) == self.length and not bool((self.given == mask_id).any())

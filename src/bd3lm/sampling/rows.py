@@ -1,4 +1,4 @@
-"""Texts being written, one a row."""
+"""The rows of a batch: each holds a text that is being written."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,19 +13,19 @@ from bd3lm.sampling.drawing import RowSharpening, Sharpening
 from bd3lm.sampling.replay import Replays
 
 TALLY = "tally"
-"""Of a writer that speculates, the extra (rows, 2, places) that counts drafts verified and drafts right."""
+"""The name of a speculative writer's extra (rows, 2, places): counts of verified and of right drafts."""
 
 
 @dataclass(frozen=True)
 class Reveal:
     """What one pass changed.
 
-    Tokens are on the device and valid until the next pass; positions and flags are on the host, but for a
-    writer that speculates, where they are on the device too.
+    Tokens are on the device and valid until the next pass. Positions and flags are on the host, except for a
+    speculative writer, which has them on the device too.
 
-    `masked_again` is positions (rows, n), and whether they were masked again; `drafted` is positions, tokens
-    (rows, n) that were guessed there, and which of them. `chances` are of all tokens, on the device too, of
-    a writer that is asked for them.
+    `masked_again` has positions (rows, n) and flags for those that were masked again. `drafted` has
+    positions, guessed tokens (rows, n) and flags for those that were drafted. `chances` are for all tokens,
+    on the device, if the writer is asked for them.
     """
 
     positions: Tensor  # (rows, k) in the text
@@ -38,26 +38,26 @@ class Reveal:
 
 @dataclass
 class Rows:
-    """The state of a batch: every row has its own text, place, seed and end.
+    """The state of a batch. Every row has its own text, place, seed and end.
 
-    Texts are on the device. Everything that decides what is written when is on the host, so that no pass has
-    to wait for the device.
+    Texts are on the device. Everything that decides what is written when is on the host, so that no pass
+    waits for the device.
     """
 
     text: Tensor  # (rows, width), on the device; the mask where nothing is written yet
-    noise_seeds: Tensor  # (rows,), on the device: `seeds`, where tokens are drawn
-    gaps: Tensor  # (rows, width) where a token is to be written
+    noise_seeds: Tensor  # (rows,) on the device: `seeds`, for drawing tokens
+    gaps: Tensor  # (rows, width) whether a token is to be written
     start: Tensor  # (rows,) where the next piece begins
     stop: Tensor  # (rows,) the length at which a text ends
-    written_from: Tensor  # (rows,) tokens from here on are not given ones
-    written_to: Tensor  # (rows,) and tokens from here on are, up to the end
+    written_from: Tensor  # (rows,) the end of the last given token
+    written_to: Tensor  # (rows,) everything from here to the end is given
     seeds: Tensor  # (rows,)
     evaluations: Tensor  # (rows,) passes that revealed something
-    fill_passes: Tensor  # (rows,) passes that only wrote given text into the cache
+    fill_passes: Tensor  # (rows,) passes that only read given text into the cache
     sharpening: RowSharpening
     cache: KVCache | None = None
     extras: dict[str, Tensor] = field(default_factory=dict)  # (rows, ...) on the device, a writer's own
-    records: bool = True  # whether passes may be recorded
+    records: bool = True  # whether passes can be recorded
 
     def __post_init__(self) -> None:
         self.replays = Replays(self.device, records=self.records)
@@ -71,34 +71,34 @@ class Rows:
         return self.text.device
 
     def masked(self, begin: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """Where tokens are to be written in pieces of `size` from `begin` on, and the positions (rows, size).
+        """Where tokens are to be written in pieces of `size` from `begin`, and the positions (rows, size).
 
-        What lies before `start` is written.
+        Everything before `start` is already written.
         """
         masked, positions = read_at(self.gaps, begin, size)
         return masked & (positions >= self.start.unsqueeze(1)), positions
 
     def replay(self, name: object, function: Callable[..., Any], *inputs: Tensor) -> Any:
-        """Run a pass, as it was recorded under this name for tokens drawn in these ways once it is."""
+        """Run a pass, as a replay once it is recorded under this name for these kinds of sharpening."""
         return self.replays((name, self.sharpening.kinds), function, *inputs)
 
     def is_ready(self, name: object) -> bool:
-        """Whether a pass of this name runs as fast as it will."""
+        """Whether a pass with this name runs at full speed."""
         return self.replays.is_ready((name, self.sharpening.kinds))
 
     def write(self, positions: Tensor, tokens: Tensor, *, where: Tensor) -> None:
-        """Put tokens (rows, k) at positions (rows, k) of the text, where they are to be written."""
+        """Put tokens (rows, k) at positions (rows, k) of the text where `where` is True."""
         self.text.scatter_(1, positions, torch.where(where, tokens, self.text.gather(1, positions)))
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device, about."""
+        """The approximate number of bytes on the device."""
         cache = self.cache
         own = sum(each.nbytes for each in self.extras.values())
         return self.text.nbytes + own + (0 if cache is None else cache.keys.nbytes + cache.values.nbytes)
 
     def fits(self, fresh: "Rows") -> bool:
-        """Whether fresh rows can take the place of some of these."""
+        """Whether new rows can replace some of these."""
         shapes = [
             (
                 rows.text.shape[1],
@@ -112,7 +112,7 @@ class Rows:
         return shapes[0] == shapes[1]
 
     def empty(self, rows: int) -> "Rows":
-        """So many rows of this kind, in which nothing is to be written."""
+        """This number of rows of the same kind, with nothing to write."""
         tensors: dict[str, Any] = {name: _zeros(getattr(self, name), rows) for name in _PER_ROW}
         return replace(
             self,
@@ -123,7 +123,7 @@ class Rows:
         )
 
     def first(self, rows: int) -> "Rows":
-        """The first rows: a view, which shares its memory with the whole and has recordings of its own."""
+        """A view of the first rows. It shares their memory but has its own recordings."""
         if rows == len(self):
             return self
         if rows not in self._views:
@@ -138,16 +138,16 @@ class Rows:
         return self._views[rows]
 
     def forget(self) -> None:
-        """Drop all recordings, those of views too."""
+        """Drop all recordings, including those of views."""
         for each in (self, *self._views.values()):
             each.replays.forget()
 
     def rest(self, rows: list[int]) -> None:
-        """Write nothing more in these rows; they stay in the batch until others replace them."""
+        """Write nothing more in these rows. They stay in the batch until others replace them."""
         self.gaps[rows] = False
 
     def put(self, rows: Sequence[int], fresh: "Rows") -> None:
-        """Replace some rows by fresh ones."""
+        """Replace some rows by new ones."""
         places = torch.tensor(rows)
         for mine, theirs in self._pairs(fresh):
             mine[places.to(mine.device)] = theirs
@@ -156,7 +156,7 @@ class Rows:
             self.cache.put_rows(places.to(self.device), fresh.cache)
 
     def move(self, source: int, target: int) -> None:
-        """Copy a row to the place of another."""
+        """Copy a row to another place."""
         for mine, _ in self._pairs(self):
             mine[target] = mine[source]
         self.sharpening.move(source, target)
@@ -164,7 +164,7 @@ class Rows:
             self.cache.move_row(source, target)
 
     def _pairs(self, other: "Rows") -> Iterator[tuple[Tensor, Tensor]]:
-        """All that has a row for each text but sharpening and cache, with what it is in other rows."""
+        """All per-row tensors except sharpening and cache, paired with those of other rows."""
         for name in _PER_ROW:
             yield getattr(self, name), getattr(other, name)
         for name, each in self.extras.items():
@@ -190,7 +190,7 @@ _PER_ROW = (
 
 
 def read_at(text: Tensor, start: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Tokens and positions (rows, size) from each row's own start on; a row at rest stays at its end."""
+    """Tokens and positions (rows, size) from each row's start on. An idle row stays at its end."""
     positions = start.unsqueeze(1) + torch.arange(size, device=text.device)
     positions = positions.clamp_max(text.shape[1] - 1)
     return text.gather(1, positions), positions

@@ -1,4 +1,5 @@
-"""SSD-LM's decoding (Han et al., arXiv 2210.17432, section 3.2): T steps of Gaussian diffusion a block."""
+"""SSD-LM's decoding (Han et al., arXiv 2210.17432, section 3.2): T steps of Gaussian diffusion for each
+block."""
 
 import math
 from collections.abc import Iterator
@@ -23,20 +24,20 @@ from bd3lm.sampling.rows import Reveal, Rows
 
 
 class SimplexWriter(BlockwiseWriter):
-    """Block after block, all tokens of a block together, `steps` passes for each block.
+    """Writes block by block, all tokens of a block together, with `steps` passes for each block.
 
-    A block starts as noise. A pass at step t gives distributions over tokens; these are projected onto almost
-    one-hot vectors, which with the noise of step t − 1 are the next input. The tokens are the likeliest ones
-    of the last pass, for every projection, as in SSD-LM's code: by then they are all but decided, and it is
-    the noise and the sampling projection that made texts differ. They are written all at once.
+    A block starts as noise. A pass at step t gives distributions over tokens. These are projected onto almost
+    one-hot vectors, which together with the noise of step t − 1 form the next input. The tokens are the
+    likeliest ones of the last pass, for every projection, as in SSD-LM's code. By then they are nearly
+    decided; texts differ because of the noise and the sampling projection. All tokens are written at once.
 
-    The law has no tractable likelihood. A given token stands in its block as its almost one-hot vector and is
-    kept; past the end of a text stand masks: both as in `SimplexDiffusionLoss`. `steps`, which need not be
-    those of training, are counted as evaluations of a row for each block that has something to write, also
-    where the text ends inside it.
+    The distribution of texts has no tractable likelihood. A given token is kept and enters its block as its
+    almost one-hot vector, and places past the end of a text are masks, both as in `SimplexDiffusionLoss`.
+    `steps` may differ from training. They count as evaluations of a row for each block with tokens to write,
+    even if the text ends inside it.
 
-    `context` need not be whole blocks. A block sees as many before it as the last one of a context does: of
-    1,024 tokens in blocks of 25, forty.
+    `context` need not be a multiple of the block size. A block sees as many blocks before it as the last one
+    of a context does: 40 for a context of 1,024 tokens and blocks of 25.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class SimplexWriter(BlockwiseWriter):
         return add_noise(w_hat, alpha_bar.expand(positions.shape), normal, self.simplex_scale)
 
     def _normal(self, rows: Rows, positions: Tensor, *, step: int) -> Tensor:
-        """Standard normal numbers (rows, n, vocabulary), of each row's own stream."""
+        """Standard normal numbers (rows, n, vocabulary) from each row's own stream."""
         return torch.special.ndtri(self._uniform(rows, positions, Purpose.NOISE, step))
 
     def _uniform(self, rows: Rows, positions: Tensor, purpose: Purpose, step: int) -> Tensor:
@@ -105,9 +106,9 @@ class SimplexWriter(BlockwiseWriter):
         )
 
     def _fixed(self, block: Tensor) -> Tensor:
-        """What stands for the tokens that are not written: almost one-hot given ones, and masks past the end.
+        """The inputs for tokens that are not written: almost one-hot given tokens, and masks past the end.
 
-        Tokens to be written are masks here too; noise takes their place.
+        Tokens to be written are masks here too, which noise replaces.
         """
         given = almost_one_hot(block, self.model.vocab_size, self.simplex_scale).softmax(-1)
         is_mask = (block == self.mask_id).unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""Full-sequence diffusion past its context: MDLM's strided decoding (Sahoo et al.)."""
+"""Full-sequence diffusion beyond its context: MDLM's strided decoding (Sahoo et al.)."""
 
 from collections.abc import Iterator
 
@@ -14,11 +14,12 @@ from bd3lm.sampling.writer import Writer
 
 
 class SlidingWriter(Writer):
-    """One context at first, then `stride` tokens at a time, given the `context − stride` before them.
+    """Writes one context first, then `stride` tokens at a time, given the `context − stride` tokens before
+    them.
 
-    The network was trained on whole contexts only, so each stride is denoised inside a whole context, with
-    nothing to cache. Up to one context this is MDLM's own law. The default stride is half a context, which
-    for the paper's 1,024 tokens is its 512.
+    The network was trained only on whole contexts, so each stride is denoised inside a whole context, without
+    a cache. Up to one context this samples MDLM's own distribution. The default stride is half a context,
+    which for the paper's 1,024 tokens is its 512.
     """
 
     knows_chances = True
@@ -43,8 +44,8 @@ class SlidingWriter(Writer):
             raise ValueError(f"stride must lie in 1..{context}, the context, got {stride}")
         if reading.previous_token and stride == context > 1:
             raise ValueError(
-                f"stride must be below the context {context} for a network that is shown the token before a "
-                "masked one: before the first of a context it was never shown any"
+                f"stride must be below the context {context} for a network that sees the token before a "
+                "masked one: it never saw a token before the first of a context"
             )
         self.context, self.stride = context, stride
         self.unmasking = unmasking or FirstHitting()

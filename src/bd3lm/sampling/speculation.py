@@ -1,4 +1,5 @@
-"""What is asked of speculation: guesses of tokens to come, verified several a pass, which change no law."""
+"""The options of speculation: guess the next tokens, and verify several in a pass, without changing the
+law."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
@@ -12,19 +13,20 @@ _BY_NAME: dict[str, int | None] = {"off": 0, "auto": None}
 
 @dataclass(frozen=True, kw_only=True)
 class Speculation:
-    """How many tokens are drafted and verified at a time, and how."""
+    """How many tokens to draft and verify at a time, and how."""
 
     drafts: int | None = None
-    """Tokens that are guessed ahead, behind the one that is sure; 0 speculates not at all. None chooses as
-    texts are written, by what a pass costs and how often guesses are right."""
+    """Tokens to guess after the one that is certain; 0 turns speculation off. None chooses the number while
+    texts are written, from the cost of a pass and how often guesses are right."""
     scheme: Scheme = "coupled"
-    """How guesses are verified. Coupled: guess and token are drawn with the same noise, and the text is that
-    of its seed without speculation. Rejection: more guesses are right, and the text is another one of the
-    same law."""
+    """How guesses are verified. "coupled" draws guess and token with the same noise, so the text is the one
+    that the seed gives without speculation. "rejection" accepts more guesses, but the seed gives another text
+    of the same law."""
     candidates: int = 1
-    """Guesses of each token. The first has guesses behind it; another that is right ends a round."""
+    """Guesses for each token. Only the first has guesses behind it; a round ends if another one is right."""
     passes: int = 1
-    """In a round: one that verifies and drafts, or one of each, which have fewer positions."""
+    """Passes in a round: 1 verifies and drafts together; 2 does them separately, with fewer positions
+    each."""
 
     def __post_init__(self) -> None:
         if self.drafts is not None and (not is_whole(self.drafts) or self.drafts < 0):
@@ -39,17 +41,18 @@ class Speculation:
             raise ValueError(f"speculation.passes must be 1 or 2, got {self.passes!r}")
         if self.drafts is None and self.scheme == "rejection":
             raise ValueError(
-                "speculation.drafts must be a number with the scheme rejection: a number chosen by the clock "
+                "speculation.drafts must be a number with the scheme rejection: a number chosen by timing "
                 "would make texts depend on it"
             )
 
     @property
     def is_on(self) -> bool:
+        """Whether any tokens are drafted."""
         return self.drafts != 0
 
     @classmethod
     def of(cls, value: Any) -> Self:
-        """It by a number of drafts, by "auto" or "off", or as it is."""
+        """A `Speculation` from a number of drafts, "auto", "off" or a `Speculation`."""
         if isinstance(value, cls):
             return value
         if isinstance(value, str) and value in _BY_NAME:

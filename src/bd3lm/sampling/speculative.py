@@ -1,4 +1,5 @@
-"""The causal law, several tokens a pass: drafts of masks behind the text, verified by the network itself."""
+"""Speculation under the causal law: masks behind the text draft tokens, and the network itself verifies
+them."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -26,40 +27,40 @@ from bd3lm.sampling.verifying import (
     rejection_verdict,
 )
 
-# Rows' extras, all of them on the device, which alone knows how far a text is.
-_AT = "at"  # (rows,) where the next token is to be written
+# Names of the rows' extras. All are on the device: only the device knows how far a text has come.
+_AT = "at"  # (rows,) the position of the next token
 _STOP = "stop"  # (rows,)
-_FREE = "free"  # (rows, width) where a token is to be written
-_HAVE = "have"  # (rows,) of how many places there are drafts
+_FREE = "free"  # (rows, width) whether a token is to be written
+_HAVE = "have"  # (rows,) the number of places with drafts
 _DRAFTS = "drafts"  # (rows, drafts) in the order of a tree
-_LOG_Q = "log_q"  # (rows, places, vocabulary) what they were drawn from, where that is needed
+_LOG_Q = "log_q"  # (rows, places, vocabulary) the distributions of the drafts, if needed
 _SPENT = "spent"  # (rows, 2) passes that wrote, and passes that only read
 
 
-_LONGEST_PASS = 1024  # positions: far beyond what pays
+_LONGEST_PASS = 1024  # positions, far more than pay off
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """A pass: the drafts that it verifies, and masks behind each of them for the next."""
+    """The shape of a pass: the drafts that it verifies, and the masks behind each for the next drafts."""
 
     tree: Tree
     masks: int
 
     @property
     def layout(self) -> Layout:
-        # The layout of sampling without speculation, which has kernels of its own.
+        # Without drafts, use the layout of plain sampling, which has kernels of its own.
         return Drafting.of(self.tree.parents, self.masks) if self.tree.size or self.masks else Causal(1)
 
 
 class SpeculativeWriter(AutoregressiveWriter):
-    """The texts of `AutoregressiveWriter`, or with the scheme rejection others of the same law.
+    """Writes the texts of `AutoregressiveWriter`, or with the scheme rejection other texts of the same law.
 
-    A round verifies the drafts of the round before and makes new ones. In one pass, masks stand behind the
-    last token and behind every draft, so that whichever of them is the last right one has guesses behind it.
-    With two passes a round the first makes drafts, and the second verifies them.
+    A round verifies the drafts of the round before, and makes new ones. In a single pass, masks stand behind
+    the last token and behind every draft, so whichever draft is the last right one has new guesses behind it.
+    With two passes a round, the first drafts and the second verifies.
 
-    How far each text is the device knows; the host looks once in a burst of rounds.
+    Only the device knows how far each text has come. The host reads it once per burst of rounds.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class SpeculativeWriter(AutoregressiveWriter):
         super().__init__(model, mask_id=reading.mask_id, context=context, score_first=score_first)
         if not self.cached:
             raise ValueError(
-                "speculation must be off for a network that keeps no keys and values, or sees no text"
+                "speculation must be off for a network that keeps no keys and values, or sees no earlier text"
             )
         if speculation.drafts is None:
             self._pacing: Pacing | None = Pacing(min(len(reading.places), context - 1))
@@ -104,7 +105,7 @@ class SpeculativeWriter(AutoregressiveWriter):
         self.model.check_room(1, self.longest_pass)
 
     def begin(self, requests: Sequence[Request], *, width: int) -> Rows:
-        # A pass looks at places behind the end of a text; nothing is written there.
+        # A pass reads places past the end of a text; nothing is written there.
         rows = super().begin(requests, width=width + self._most.drafts + 1)
         number, device, most = len(rows), rows.device, self._most
 
@@ -112,7 +113,7 @@ class SpeculativeWriter(AutoregressiveWriter):
             return torch.zeros(number, *shape, dtype=torch.long, device=device)
 
         rows.extras = {
-            # Copies, also where the device is the host's own.
+            # Copies, even if the device is the CPU.
             _AT: rows.start.to(device, copy=True),
             _STOP: rows.stop.to(device, copy=True),
             _FREE: rows.gaps.to(device, copy=True),
@@ -143,7 +144,7 @@ class SpeculativeWriter(AutoregressiveWriter):
         names = [("round", shape) for shape in shapes]
         is_typical = all(rows.is_ready(name) for name in names)
         before = torch.cat((rows.extras[_SPENT], rows.extras[TALLY].flatten(1)), 1)
-        seconds = 0.0  # without those of whoever looks on
+        seconds = 0.0  # excluding the consumer of the reveals
         clock = time.perf_counter if pacing is None else pacing.clock
         for _ in range(_bursts(rows.device)):
             for name, shape in zip(names, shapes, strict=True):
@@ -153,7 +154,7 @@ class SpeculativeWriter(AutoregressiveWriter):
                 yield reveal
         begin = clock()
         spent = torch.cat((rows.extras[_SPENT], rows.extras[TALLY].flatten(1)), 1) - before
-        # The one look at the device.
+        # The only time the host waits for the device.
         found = torch.cat((rows.extras[_AT].unsqueeze(1), spent), 1).cpu()
         seconds += clock() - begin
         rows.start.copy_(found[:, 0])
@@ -164,14 +165,14 @@ class SpeculativeWriter(AutoregressiveWriter):
             pacing.note(len(rows), tree.drafts, seconds if is_typical else None, asked, right)
 
     def _shapes(self, tree: Tree) -> tuple[_Shape, ...]:
-        """The passes of a round that verifies such a tree."""
+        """The passes of a round that verifies this tree."""
         masks = self.reading.masks_for(tree.drafts)
         if self.speculation.passes == 1 or not tree.drafts:
             return (_Shape(tree, masks),)
         return _Shape(Tree(0), masks), _Shape(tree, 0)
 
     def _pass(self, rows: Rows, cache: KVCache, shape: _Shape) -> Reveal:
-        """Verify the drafts of every row, write what is right, and draft again."""
+        """Verify the drafts of every row, write the right ones, and draft again."""
         state, tree = rows.extras, shape.tree
         ahead = self._ahead(rows, tree)
         shown, drafts = self._shown(rows, shape, ahead)
@@ -193,7 +194,7 @@ class SpeculativeWriter(AutoregressiveWriter):
         state[_AT].add_(count)
         drafted = self._draft(drawing, states, rows, shape, verdict.reached)
         chances = None
-        if self.alternatives is not None:  # each token's are behind the one before it on the path
+        if self.alternatives is not None:  # a token's logits are at the token before it on the path
             path = tables.paths[verdict.reached].unsqueeze(-1)
             behind = logits.gather(1, path.expand(-1, -1, logits.shape[-1]))
             chances = Chances.of_logits(behind, self.mask_id, verdict.tokens, self.alternatives)
@@ -211,7 +212,7 @@ class SpeculativeWriter(AutoregressiveWriter):
         )
 
     def _shown(self, rows: Rows, shape: _Shape, ahead: Ahead) -> tuple[Tensor, Tensor]:
-        """What the network reads, ids or vectors, and the drafts (rows, drafts) in it."""
+        """The network's inputs, ids or vectors, and the drafts (rows, drafts) among them."""
         tables = shape.tree.on(rows.device)
         drafts = rows.extras[_DRAFTS].index_select(1, self._columns(shape.tree, rows.device))
         drafts = torch.where(ahead.free[:, tables.places], drafts, ahead.given[:, tables.places])
@@ -227,7 +228,7 @@ class SpeculativeWriter(AutoregressiveWriter):
         return torch.cat((self.model.embed(clean), vectors), 1), drafts
 
     def _columns(self, tree: Tree, device: torch.device) -> Tensor:
-        """Where the drafts of a tree lie among those of the largest."""
+        """The columns of a tree's drafts among those of the largest tree."""
         return _columns(tree, self._most, device)
 
     def _verdict(
@@ -252,10 +253,11 @@ class SpeculativeWriter(AutoregressiveWriter):
         count: Tensor,
         written: Tensor,
     ) -> None:
-        """Passes, drafts verified and drafts right; verified is one whose chain is right."""
+        """Count passes, and drafts that were verified and right. A draft is verified if its chain is
+        right."""
         has_written = written.any(1)
         reads = ~has_written & (count > 0)
-        state[_SPENT].add_(torch.stack((~reads, reads), 1))  # one behind the end of a text was made too
+        state[_SPENT].add_(torch.stack((~reads, reads), 1))  # includes passes past the end of a text
         if not tree.drafts:
             return
         tables = tree.on(count.device)
@@ -269,9 +271,9 @@ class SpeculativeWriter(AutoregressiveWriter):
     def _draft(
         self, drawing: Drawing, states: Tensor, rows: Rows, shape: _Shape, reached: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Guess what follows the token that was just written, from the masks behind the last right draft."""
+        """Guess the tokens after the one just written, from the masks behind the last right draft."""
         state, most = rows.extras, self._most
-        skipped = 0 if self.reading.shifted else 1  # the first mask stands for the token that was written
+        skipped = 0 if self.reading.shifted else 1  # the first mask is the place of the token just written
         number = max(shape.masks - skipped, 0)
         positions = state[_AT].unsqueeze(1) + torch.arange(number, device=rows.device)
         state[_HAVE].fill_(number)
@@ -294,7 +296,7 @@ class SpeculativeWriter(AutoregressiveWriter):
         return positions, tokens[..., 0], free & (positions < state[_STOP].unsqueeze(1))
 
 
-@cache  # and never dropped: a recorded pass reads it where it lies
+@cache  # never dropped, since a recorded pass reads it at its address
 def _columns(tree: Tree, most: Tree, device: torch.device) -> Tensor:
     columns = [most.draft(place, candidate) - 1 for place, candidate in tree.order]
     with torch.inference_mode(False):
@@ -302,5 +304,5 @@ def _columns(tree: Tree, most: Tree, device: torch.device) -> Tensor:
 
 
 def _bursts(device: torch.device) -> int:
-    """Rounds between two looks: a look at a GPU costs about a tenth of a pass of one text."""
+    """Rounds between two reads of the device. On a GPU a read costs about a tenth of a one-text pass."""
     return 4 if device.type == "cuda" else 1

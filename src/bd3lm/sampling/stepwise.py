@@ -1,4 +1,4 @@
-"""A block at a time, or a whole context, in fixed steps: the loop that SEDD's and D3PM's samplers share."""
+"""Fixed steps over a block at a time or a whole context: the loop that SEDD's and D3PM's samplers share."""
 
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -26,21 +26,22 @@ _NONE = Sharpening()
 
 
 class StepwiseWriter(BlockwiseWriter):
-    """Steps from the noise at t = 1 to a text at t = 0, one block after another, each after clean text.
+    """Steps from noise at t = 1 to text at t = 0, one block after another, each after clean text.
 
-    Without a `block_size` the block is the context, and longer texts are refused. A block sees the
-    `context − block_size` tokens before it.
+    Without a `block_size` the block is the context, and longer texts are refused. A block sees the `context −
+    block_size` tokens before it.
 
-    Given tokens are kept. A text that ends inside a block leaves what lies past its end masked under the
-    absorbing process; uniform noise knows no mask, so there the whole block is written, and cut.
+    Given tokens are kept. If a text ends inside a block, the absorbing process leaves the places past its end
+    masked. Uniform noise has no mask, so there the whole block is written, then cut.
 
-    A step first decides for each token whether it changes, then for those that do what it becomes: the same
-    law as one draw from the step's distribution, without a random number for every token of the vocabulary.
-    A network that ignores time is not asked again about a text that no step has changed.
+    A step first decides for each token whether it changes, then what the changed tokens become. This samples
+    the same distribution as one draw from the step, without a random number for every token of the
+    vocabulary. A network that ignores time runs again only for texts that the last step has changed.
     """
 
     sharpens_steps: ClassVar[bool] = True
-    """Whether what a token becomes in a step is drawn as the request says, and not what the network says."""
+    """Whether a request's sharpening applies to what tokens become in a step, or else to the network's
+    guess."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class StepwiseWriter(BlockwiseWriter):
         block_size: int | None,
         cache: bool,
     ) -> None:
-        """`steps` are all steps down to t = 0."""
+        """`steps` counts all steps down to t = 0."""
         if context < 1:
             raise ValueError(f"context must be at least 1, got {context}")
         if not 0 <= mask_id < process.vocab_size:
@@ -75,9 +76,9 @@ class StepwiseWriter(BlockwiseWriter):
     ) -> tuple[Tensor, Tensor]:
         """P(x_s ≠ x_t) (rows, n) and log p(x_s | x_s ≠ x_t) (rows, n, V); α_s and α_t are (rows, n).
 
-        `sharpening` is for a method that sharpens what its network says rather than its steps.
+        `sharpening` is for a method that sharpens its network's guess instead of its steps.
 
-        At α_s = 1 a chance of 1 may go with the whole log p(x_s): what is drawn may then be x_t itself.
+        At α_s = 1 a chance of 1 may come with the whole log p(x_s): the draw may then be x_t itself.
         """
 
     def check(self, request: Request) -> None:
@@ -96,9 +97,9 @@ class StepwiseWriter(BlockwiseWriter):
     def _steps(
         self, rows: Rows, gaps: Tensor, places: Tensor, evaluators: tuple[Evaluate, ...]
     ) -> Iterator[Reveal]:
-        """All steps over the next block of every row, of which `gaps` (rows, n) are to be written."""
+        """All steps over the next block of every row; `gaps` (rows, n) are the places to write."""
         seeds, absorbing = rows.noise_seeds, isinstance(self.process, Absorbing)
-        # Noise that is not masks reaches past the end of a text, in rows that write in this block.
+        # Noise without masks extends past the end of a text, in rows that write in this block.
         past_end = gaps.any(1, keepdim=True) & (places >= rows.stop.unsqueeze(1))
         inside, free, positions = (
             send(each, rows.device) for each in (gaps, gaps if absorbing else gaps | past_end, places)
@@ -123,7 +124,7 @@ class StepwiseWriter(BlockwiseWriter):
             alpha_s, alpha_t = ((1.0 - rate).to(text.device).expand(text.shape) for rate in (rate_s, rate_t))
             chance, log_p = self.moves(logits, text, alpha_s, alpha_t, rows.sharpening)
             uniform = counter_uniform(seeds.unsqueeze(1), positions, Purpose.ORDER, 1, repeat=step)
-            moved = waiting & ~(uniform.squeeze(-1) > chance)  # so that NaN moves, and is found out
+            moved = waiting & ~(uniform.squeeze(-1) > chance)  # so that NaN moves, and is detected
             drawn = text.masked_scatter(moved, self._draw(rows, log_p, moved, positions, step))
             changed = drawn != text
             text = drawn
@@ -132,7 +133,7 @@ class StepwiseWriter(BlockwiseWriter):
         rows.write(positions, text, where=free)
 
     def _prior(self, seeds: Tensor, positions: Tensor) -> Tensor:
-        """Tokens (rows, n) of uniform noise, as each row's own numbers say; steps count from 1."""
+        """Tokens (rows, n) of uniform noise from each row's own numbers. Steps count from 1."""
         uniform = counter_uniform(seeds.unsqueeze(1), positions, Purpose.TOKEN, 1).squeeze(-1)
         everywhere = torch.ones_like(uniform)
         return self.process.corrupt_at(torch.zeros_like(positions), everywhere, uniform)
@@ -146,12 +147,12 @@ class StepwiseWriter(BlockwiseWriter):
         return logits
 
     def _alone(self, positions: Tensor, block: Tensor, mask_rate: Tensor) -> Tensor:
-        """A whole context, as in training: nothing is clean, and all of a text has one noise level."""
+        """A whole context, as in training: nothing is clean, and a text has a single noise level."""
         noise = conditioning_noise(mask_rate) if self.model.uses_noise else None
         return self.model(block, layout=Bidirectional(self.block_size), noise=noise)
 
     def _draw(self, rows: Rows, log_p: Tensor, moved: Tensor, positions: Tensor, step: int) -> Tensor:
-        """The new values of the tokens that change, (moved,)."""
+        """New values (moved,) for the tokens that change."""
         row = moved.nonzero()[:, 0]
         log_moved = log_p[moved].unsqueeze(1)
         places = positions[moved].unsqueeze(1)
@@ -161,7 +162,7 @@ class StepwiseWriter(BlockwiseWriter):
 
 
 def split(p: Tensor, x_t: Tensor) -> tuple[Tensor, Tensor]:
-    """A step's law p (..., V) as the chance to leave x_t and the log law of where to."""
+    """A step's distribution p (..., V) as the chance to leave x_t, and the log probabilities of where to."""
     leaving = p.scatter(-1, x_t.unsqueeze(-1), 0.0)
     chance = leaving.sum(-1)
     total = p.sum(-1)

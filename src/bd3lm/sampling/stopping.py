@@ -1,4 +1,4 @@
-"""When a text ends: an end token, a string, entropy too low, or its length."""
+"""When a text ends: at an end token, at a string, when its entropy is too low, or at its length."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,37 +13,38 @@ from bd3lm.models import send
 StoppedBy = Literal["eos", "string", "entropy", "length"]
 
 FindEnd = Callable[[Tensor, int, int], tuple[int, str] | None]
-"""Looks for a string that ends a text: says after how many tokens it stands there and which it is, or None.
+"""Finds a string that ends a text. Returns the number of tokens after which the text holds it, and the
+string; or None.
 
-It is given the tokens (length,) of one text on the host, from where on they were written (what was given ends
-there), and from where on they are new: those before were searched already.
+The arguments are the tokens (length,) of one text on the host, the place from which they were written (given
+tokens end there), and the place from which they are new: earlier tokens were already searched.
 """
 
 
 class Ending(NamedTuple):
-    """What ends a text, how many tokens that leaves, and the string that ended it, where one did."""
+    """What ended a text, how many tokens it keeps, and the string that ended it, if one did."""
 
     by: StoppedBy
     length: int
     string: str | None = None
 
 
-_ROUNDING = 1e-9  # an entropy is a sum of logarithms; equal ones may differ by this much
+_ROUNDING = 1e-9  # an entropy is a sum of logarithms, so equal ones may differ by this much
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stopping:
-    """The paper's rules (Suppl. C.5), for each row on its own. Nothing stops a text inside what was given.
+    """The paper's rules (Suppl. C.5), applied to each row. Nothing stops a text inside its given tokens.
 
-    - `eos_id`: the text ends with the first such token that was sampled (not the one a text may begin with).
-    - `find_end`: called at the end of a block; a text in which it finds a string is cut there. Whichever of
-      this and the end token leaves fewer tokens ends the text, and the end token where they leave as many.
-    - `entropy_floor`: at the end of a block, once there are `entropy_window` tokens (given ones count), the
-      entropy in nats of the token frequencies of the last `entropy_window` of them must not be strictly
-      below the floor (4 in the paper); otherwise those of them that were written are dropped, and the text
-      ends.
-    - `redraws`: how often a text below the floor is thrown away and drawn again from a new seed, as the paper
-      does to collect samples of one length.
+    - `eos_id`: the text ends with the first such token that was sampled (not the one that a text may begin
+      with).
+    - `find_end`: called at the end of a block. If it finds a string, the text is cut there. If there is an
+      end token too, the one that leaves fewer tokens wins, and the end token wins a tie.
+    - `entropy_floor`: checked at the end of a block, once there are `entropy_window` tokens, including given
+      ones. If the entropy of the last `entropy_window` tokens' frequencies, in nats, is strictly below the
+      floor (4 in the paper), the written ones among them are dropped and the text ends.
+    - `redraws`: how often a text below the floor is instead drawn again from a new seed, as the paper does to
+      collect samples of one length.
     """
 
     eos_id: int | None = None
@@ -66,7 +67,7 @@ class Stopping:
 
     @property
     def is_by_token(self) -> bool:
-        """Whether where a text ends does not depend on where its pieces do."""
+        """Whether the end of a text does not depend on the ends of its pieces."""
         return self.find_end is None and self.entropy_floor is None
 
     def ends(
@@ -79,12 +80,11 @@ class Stopping:
         stop: Tensor,
         taken: Sequence[int] | None = None,
     ) -> list[Ending | None]:
-        """For each row, what ends its text and how long that leaves it, or None while it goes on.
+        """For each row, what ends its text and how long that leaves it, or None if it continues.
 
-        text is (rows, width); the rest (rows,), on the host. Tokens at `written_from` and later are not given
-        ones; the last piece is piece_start..piece_end − 1, and the text never reaches past `stop`. Where
-        nothing but its length ends a text, its device is not asked. `taken` are the rows whose verdict is
-        wanted, by default all; the others are not searched.
+        `text` is (rows, width). The other tensors are (rows,) and on the host. Tokens from `written_from` on
+        are not given. The last piece is piece_start..piece_end − 1, and no text reaches past `stop`. The
+        device is not read if only the length ends a text. `taken` are the rows to check, by default all.
         """
         new_from = torch.maximum(written_from, piece_start)
         after_eos = self._after_eos(text, new_from, piece_end)
@@ -113,7 +113,7 @@ class Stopping:
         return Ending("length", stop) if end >= stop else None
 
     def _after_eos(self, text: Tensor, start: Tensor, end: Tensor) -> Tensor:
-        """The position after the first end token in start..end − 1, 0 where there is none."""
+        """The position after the first end token in start..end − 1; 0 if there is none."""
         if self.eos_id is None:
             return torch.zeros_like(end)
         start = start.clamp_min(1)
@@ -131,9 +131,9 @@ class Stopping:
         end: Tensor,
         taken: Sequence[int] | None,
     ) -> tuple[Tensor, list[str | None]]:
-        """After how many tokens each text holds a string that ends it, before `end`, and which.
+        """After how many tokens each text holds a string that ends it, before `end`, and which string.
 
-        0 and None for texts that hold none.
+        Texts without one have 0 and None.
         """
         after = torch.zeros_like(end)
         strings: list[str | None] = [None] * len(end)
@@ -157,16 +157,16 @@ class Stopping:
 
 
 def _tokens_at(text: Tensor, position: Tensor) -> Tensor:
-    """Tokens at positions (rows, n) of the text, on the host; past its ends, the nearest."""
+    """Tokens at positions (rows, n) of the text, on the host. Positions outside of it are clamped."""
     position = position.clamp(0, text.shape[1] - 1)
     return text.gather(1, send(position, text.device)).cpu()
 
 
 def token_entropy(tokens: Tensor) -> Tensor:
-    """Entropy, in nats, of the token frequencies along the last dimension; of no tokens, 0."""
+    """Entropy, in nats, of the token frequencies along the last dimension; 0 without tokens."""
     if not tokens.shape[-1]:
         return torch.zeros(tokens.shape[:-1], dtype=torch.float64)
     ordered = tokens.sort(dim=-1).values
-    # How many tokens equal each one: the distance between the ends of its run.
+    # The number of tokens equal to each one: the length of its run in sorted order.
     counts = torch.searchsorted(ordered, ordered, right=True) - torch.searchsorted(ordered, ordered)
     return math.log(tokens.shape[-1]) - counts.double().log().mean(-1)

@@ -1,4 +1,4 @@
-"""Texts of one writer side by side: they enter, are written piece by piece, and end each on its own."""
+"""A table of texts with one writer: they enter, are written piece by piece, and end independently."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ from bd3lm.sampling.writer import FILL_CHUNK, Writer
 
 
 class Cost(NamedTuple):
-    """What was spent on a text: passes of both kinds, and drafts that were verified and right, by place."""
+    """The cost of a text: passes of both kinds, and verified and right drafts by place."""
 
     evaluations: int = 0
     fill_passes: int = 0
@@ -45,7 +45,7 @@ class Cost(NamedTuple):
         return self.evaluations + self.fill_passes
 
     def plus(self, sample: Sample) -> "Cost":
-        """With what another text cost."""
+        """The sum with the cost of another text."""
         drafts = (
             tuple(map(sum, zip_longest(mine, theirs, fillvalue=0)))
             for mine, theirs in ((self.drafted, sample.drafted), (self.accepted, sample.accepted))
@@ -55,13 +55,13 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Seat:
-    """What is known of a text under way without asking the device."""
+    """What the host knows about a text without reading the device."""
 
     index: int
     request: Request
     tell: Tell = "end"
     start: int = 0
-    begun: bool = False  # whether it is told that the piece from `start` on is being written
+    begun: bool = False  # whether the start of the current piece is reported
     redraws: int = 0
     redrawn_passes: int = 0
 
@@ -70,7 +70,7 @@ class Seat:
         return self.tell == "passes"
 
     def again(self, passes: int) -> "Seat":
-        """The same text to be drawn from a new seed."""
+        """The same text, to be drawn with a new seed."""
         redraws = self.redraws + 1
         return replace(
             self,
@@ -82,9 +82,9 @@ class Seat:
     def finished(
         self, tokens: Tensor, cost: "Cost", ending: Ending, *, effective: float | None = None
     ) -> Sample:
-        """The text as it ended; `effective` is of one that was filled several times."""
+        """The sample of a finished text. `effective` is for a text with several fills."""
         fills = self.request.fills
-        # A template may end inside its last gap; a gap never holds the mask any more.
+        # A template may end inside its last gap. A filled gap never holds the mask.
         is_given = [
             one == other for one, other in zip(self.request.given.tolist(), tokens.tolist(), strict=False)
         ]
@@ -110,22 +110,22 @@ class Seat:
 
 @dataclass(eq=False)
 class _Entering:
-    """Texts that are read together before they are written."""
+    """Texts with given tokens that are read together before the texts are seated."""
 
     seats: list[Seat]
     rows: Rows
     reading: Iterator[None]
 
     def read_on(self) -> bool:
-        """Read what is given, one pass of it. Whether it is all read."""
+        """Read the given tokens with one more pass. Returns whether all are read."""
         return next(self.reading, self) is self
 
 
 class Table:
-    """Texts of one writer, each in a row of its own, and those that are on their way to one.
+    """Texts of one writer, each in its own row, and texts that wait for a row.
 
-    Rows in use come first. On a CPU no others are passed through the network. On a GPU a pass is recorded for
-    a number of rows, so there the numbers are few, and some rows rest.
+    Rows in use come first. On a CPU only these go through the network. On a GPU a pass is recorded for a
+    fixed number of rows, so few numbers are used there, and some rows may be idle.
     """
 
     def __init__(self, writer: Writer, width: int, most: int, watch: bool) -> None:
@@ -149,15 +149,15 @@ class Table:
         return self.claimed == 0
 
     def step(self) -> Iterator[Event]:
-        """Let texts in, and read some more of what is given of those that are to come; then write a piece.
+        """Seat waiting texts, or read more of their given tokens; then write a piece of every seated text.
 
-        Texts that are being written wait for what is read, so it is bounded: long prompts take turns, a pass
-        of a few of them at a time. Short ones need not wait for these.
+        Texts being written wait for this reading, so it is bounded: long prompts take turns, with one pass of
+        a few of them in each step. Short prompts do not wait for long ones.
         """
         short = [seat for seat in self.waiting if self._passes(seat) == 1]
         if short:
             entering = self._begun(short)
-            while not entering.read_on():  # a network of a short context reads in shorter passes
+            while not entering.read_on():  # a network with a short context needs more passes
                 pass
             yield from self._seat_entering(entering)
         while long := [seat for seat in self.waiting if self._passes(seat) > 1]:
@@ -173,12 +173,12 @@ class Table:
             yield from self._write_piece(self.whole.first(len(self.seats)))
 
     def _passes(self, seat: Seat) -> int:
-        """About how many passes it takes to read what is given."""
+        """About how many passes it takes to read the given tokens."""
         return max(-(-self.writer.unread(seat.request) // FILL_CHUNK), 1)
 
     def _begun(self, seats: Sequence[Seat]) -> _Entering:
-        """Begin the first of some texts that wait, and others that are about as long, as many as may be read
-        together."""
+        """Begin reading the first of some waiting texts, together with others of about the same length, up to
+        the limit of one pass."""
         passes, longest = self._passes(seats[0]), 0
         chosen: list[Seat] = []
         for seat in seats:
@@ -207,7 +207,7 @@ class Table:
                 yield Started(seat.index, seat.request)
 
     def _with_room(self, fresh: Rows, rows: int) -> int:
-        """See that there are so many rows, or a few more that a pass may be recorded for; says how many."""
+        """Make room for this number of rows, or a few more to match a recorded pass. Returns the number."""
         if self.whole is None:
             self.whole = self.writer.room(fresh)
             return rows
@@ -222,7 +222,7 @@ class Table:
         return rows
 
     def _shrink(self) -> None:
-        """Leave out empty rows, if that is worth it, by moving others to their places."""
+        """Remove empty rows if it pays off, by moving other rows into their places."""
         taken = self.taken
         rows = taken
         if _records(self.writer):  # a few empty rows cost less than recording again
@@ -240,7 +240,7 @@ class Table:
         del self.seats[rows:]
 
     def drop(self, indices: set[int]) -> None:
-        """Let go of texts that nobody wants any more."""
+        """Drop canceled texts."""
         self.waiting = deque(seat for seat in self.waiting if seat.index not in indices)
         places = [
             place for place, seat in enumerate(self.seats) if seat is not None and seat.index in indices
@@ -251,13 +251,13 @@ class Table:
             self.whole.rest(places)
             self.writer.ended(self.whole, places)
         for begun in [each for each in self._entering if any(seat.index in indices for seat in each.seats)]:
-            # Rows that were begun together are read together: those that stay begin again.
+            # Rows that began together are read together, so the remaining ones begin again.
             self.writer.ended(begun.rows, range(len(begun.seats)))
             self._entering.remove(begun)
             self.waiting.extendleft(reversed([seat for seat in begun.seats if seat.index not in indices]))
 
     def close(self) -> None:
-        """Keep what was recorded for the next texts of the writer, where that is worth it."""
+        """Keep recordings for the writer's next texts, if that is worth it."""
         if self.whole is not None:
             self.writer.leave(self.whole)
         self.whole = None
@@ -268,7 +268,7 @@ class Table:
         self.whole = None
 
     def _write_piece(self, rows: Rows) -> Iterator[Event]:
-        """One piece of every row, with speculation perhaps none or several, and what became of it."""
+        """Write one piece of every row, with speculation perhaps none or several, and report the results."""
         begin = rows.start.clone()
         taken = [place for place, seat in enumerate(self.seats) if seat is not None]
         later: dict[int, list[TokenRevealed | Drafted]] = {}
@@ -278,7 +278,7 @@ class Table:
         for reveal in self.writer.write(rows):
             if self.watch:
                 yield from self._revealed(reveal, later)
-        # After the last gap everything is given, and need not be read.
+        # Everything after the last gap is given and need not be read.
         end = torch.where(rows.start >= rows.written_to, rows.stop, rows.start)
         ends, until = self._endings(rows, begin, end, taken)
         written_to = rows.written_to.tolist() if self.watch else []
@@ -288,12 +288,12 @@ class Table:
         for place in taken:
             ending = ends[place]
             if self.watch:
-                # What was written behind the end of a text, or guessed, is nobody's business.
+                # Tokens and guesses past the end of a text are not reported.
                 told = [
                     each for each in later.get(place, []) if ending is None or _reach(each) < until[place]
                 ]
                 for event in told:
-                    if isinstance(event, TokenRevealed):  # a draft, which reaches further, begins no piece
+                    if isinstance(event, TokenRevealed):  # drafts reach further and begin no piece
                         reached = event.position
                         yield from self._pieces_finished(place, reached, until[place], written_to[place])
                         yield from self._piece_begun(place)
@@ -307,10 +307,10 @@ class Table:
     def _endings(
         self, rows: Rows, begin: Tensor, end: Tensor, taken: list[int]
     ) -> tuple[list[Ending | None], list[int]]:
-        """What ends the text of each row, and where the piece ends up to which it was looked at; rows that
-        end in the same way are looked at together.
+        """What ends the text of each row, and the end of the piece up to which it was checked. Rows with the
+        same rules are checked together.
 
-        With speculation several pieces may have been written. A text ends with the first that ends it.
+        With speculation several pieces may have been written; the first one with an end counts.
         """
         alike: dict[Stopping, list[int]] = {}
         for place in taken:
@@ -345,8 +345,8 @@ class Table:
     def _pieces(
         self, rows: Rows, begin: Tensor, end: Tensor, places: list[int]
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Starts and ends (rows,) of the first piece of each row, of the second, and so on; rows that have
-        fewer stay at their end."""
+        """The starts and ends (rows,) of each row's first piece, then of each row's second, and so on. Rows
+        with fewer pieces stay at their end."""
         first = begin
         while bool((first < end)[places].any()):
             ends = torch.tensor([self.writer.piece_end(start) for start in first.tolist()])
@@ -355,7 +355,7 @@ class Table:
             first = last
 
     def _read(self, rows: Rows, ended: list[int]) -> dict[int, tuple[Tensor, Cost]]:
-        """Texts that have ended, by their places, with what they cost; nothing more is written there."""
+        """The tokens and costs of ended texts, by place. Nothing more is written in their rows."""
         texts = rows.text[ended].cpu()
         passes = torch.stack((rows.evaluations[ended], rows.fill_passes[ended]), 1).tolist()
         tally = rows.extras.get(TALLY)
@@ -368,7 +368,7 @@ class Table:
         }
 
     def _extended(self, rows: Rows, begin: Tensor, end: Tensor, going_on: list[int]) -> dict[int, Extended]:
-        """What was written of texts that go on, where each piece is to be told."""
+        """The `Extended` events of continuing texts that report pieces."""
         places = [place for place in going_on if self._seat(place).tell == "pieces"]
         if not places:
             return {}
@@ -382,7 +382,7 @@ class Table:
         }
 
     def _end(self, place: int, seat: Seat, ending: Ending, text: Tensor, cost: Cost) -> Event:
-        """Clear a seat, for good or to write the text again."""
+        """Clear a seat, for good or to write its text again."""
         self.seats[place] = None
         if ending.by == "entropy" and seat.redraws < seat.request.stopping.redraws:
             self.waiting.appendleft(seat.again(cost.passes))
@@ -397,7 +397,7 @@ class Table:
         return Stopped(seat.index, seat.finished(tokens, cost, ending))
 
     def _piece_begun(self, place: int) -> Iterator[Event]:
-        """Tell that a piece is being written, once."""
+        """Report once that a piece is being written."""
         seat = self._seat(place)
         if not seat.begun:
             self.seats[place] = replace(seat, begun=True)
@@ -405,7 +405,7 @@ class Table:
             yield BlockStarted(seat.index, seat.start, stop)
 
     def _pieces_finished(self, place: int, position: int, until: int, written_to: int) -> Iterator[Event]:
-        """Tell of the pieces before a position that are finished; `until` all are."""
+        """Report the finished pieces before a position. All pieces up to `until` are finished."""
         while (seat := self._seat(place)).start < until:
             stop = self.writer.piece_end(seat.start)
             stop = until if stop >= written_to else min(stop, until)
@@ -416,8 +416,8 @@ class Table:
             self.seats[place] = replace(seat, start=stop, begun=False)
 
     def _revealed(self, reveal: Reveal, later: dict[int, list[TokenRevealed | Drafted]]) -> Iterator[Event]:
-        """What a pass did. Of a later piece than that under way it is told `later`, once it is known that the
-        text goes on."""
+        """The events of a pass. Those beyond the current piece go to `later`, until it is known that the text
+        continues."""
         told: list[tuple[int, TokenRevealed | Drafted]] = []
         active = reveal.active
         places = active.nonzero()[:, 0].tolist()
@@ -457,15 +457,15 @@ class Table:
 
 
 def _records(writer: Writer) -> bool:
-    """Whether passes are recorded, each for a number of rows."""
+    """Whether passes are recorded, each for a fixed number of rows."""
     return writer.model.device.type == "cuda"
 
 
 def _read_together(writer: Writer) -> int:
-    """How many given tokens one pass reads at most, since all texts that are being written wait for it."""
+    """How many given tokens one pass reads at most, since all texts being written wait for it."""
     return 8192 if _records(writer) else 256
 
 
 def _reach(event: TokenRevealed | Drafted) -> int:
-    """The last position that an event is about."""
+    """The last position of an event."""
     return event.position if isinstance(event, TokenRevealed) else max(event.positions, default=-1)

@@ -1,11 +1,11 @@
-"""Which masked tokens a pass reveals: the reverse process without its network.
+"""Unmasking rules: which masked tokens a pass reveals.
 
-Under masking diffusion a token's time of reveal does not depend on the network: token by token it is the
-time at which the mask rate falls below a uniform number (Suppl. C.5). So a block's plan is drawn before the
-first pass, and a pass is made only when it reveals something. First-hitting and ancestral steps differ in
-whether two tokens may be revealed from the same pass, nothing else.
+Under masked diffusion the time at which a token is revealed does not depend on the network. It is the time at
+which the mask rate falls below a uniform number, drawn for each token (Suppl. C.5). So a block's plan is
+drawn before its first pass, and there is a pass only where something is revealed. First-hitting and ancestral
+steps differ only in whether one pass may reveal two tokens.
 
-The parallel rules below trade the model's distribution for fewer passes, and say so.
+The parallel rules below trade the model's distribution for fewer passes, and their docstrings say so.
 """
 
 from abc import ABC, abstractmethod
@@ -32,35 +32,35 @@ from bd3lm.kinds import Kinded
 
 @dataclass(frozen=True)
 class Pass:
-    """What one pass over a block reveals, in each row: its own number of tokens, at its own noise level."""
+    """What one pass over a block reveals in each row: its own number of tokens, at its own noise level."""
 
-    places: Tensor  # (rows, k) places inside the block, distinct in a row
-    active: Tensor  # (rows, k) whether the place is really revealed; rows with fewer are filled up
-    mask_rate: Tensor  # (rows,) 1 − α at which the network is asked
-    masked_again: Tensor | None = None  # (rows, n) places that are masked again afterwards
+    places: Tensor  # (rows, k) places in the block, distinct within a row
+    active: Tensor  # (rows, k) whether the place is revealed; rows with fewer are padded
+    mask_rate: Tensor  # (rows,) the network's mask rate, 1 − α
+    masked_again: Tensor | None = None  # (rows, n) places to mask again afterwards
 
 
 class UnmaskingRule(Kinded, ABC, family="unmasking rule"):
-    """Which masked tokens of a block each pass reveals: a `Planned` rule, or an `Adaptive` one."""
+    """The rule for which masked tokens of a block each pass reveals: a `Planned` or an `Adaptive` one."""
 
     can_lean: ClassVar[bool] = False
-    """Whether its order can lean to the left, so that a model that leans may be written with it."""
+    """Whether its order can lean to the left, so that it can write for a model with a lean."""
 
 
 class Planned(UnmaskingRule):
-    """A rule that needs no network to know what it reveals when."""
+    """A rule that knows what it reveals before the network runs."""
 
     @property
     def has_noise_level(self) -> bool:
-        """Whether the places that a pass finds masked share one noise level, the `mask_rate` of the pass.
+        """Whether the masked places of a pass share one noise level, the pass's `mask_rate`.
 
-        A rule without one writes only with networks that are not told the noise level.
+        A rule without one can only write for networks that are not told the noise level.
         """
         return True
 
     @abstractmethod
     def plan(self, seeds: Tensor, positions: Tensor, masked: Tensor) -> Iterator[Pass]:
-        """Passes that reveal the masked places (rows, n) of blocks at these text positions (rows, n)."""
+        """The passes that reveal the masked places (rows, n) of blocks at these text positions (rows, n)."""
 
 
 class Adaptive(UnmaskingRule):
@@ -68,22 +68,22 @@ class Adaptive(UnmaskingRule):
 
     @abstractmethod
     def choose(self, log_p: Tensor, drawn: Tensor, masked: Tensor) -> Tensor:
-        """Which places (rows, n) to reveal, at least one in each row that has any masked.
+        """Which places (rows, n) to reveal, at least one in each row that has masks.
 
-        log_p is (rows, n, vocabulary), as the network gave it; drawn (rows, n) are the tokens drawn there.
+        log_p (rows, n, vocabulary) is the network's output; drawn (rows, n) are the tokens drawn there.
         """
 
 
 @dataclass(frozen=True)
 class FirstHitting(Planned):
-    """One token a pass, in the order of their hitting times (Zheng et al.): exact in continuous time.
+    """One token a pass, in the order of hitting times (Zheng et al.): exact in continuous time.
 
     The largest of n uniform numbers is distributed as u^{1/n}, so the sorted numbers are the hitting times
-    t_{n−1} = t_n u^{1/n} of eq. 25, and their order is uniformly random. With `tokens_per_pass` above 1 so
-    many neighbours in that order are revealed together, as if independent: no longer exact.
+    t_{n−1} = t_n u^{1/n} of eq. 25, and their order is uniformly random. With `tokens_per_pass` above 1, a
+    pass reveals that many neighbors in this order as if they were independent, which is no longer exact.
 
-    With a `lean` the order leans to the left (`bd3lm.diffusion.orders`). That is another exact sampler, of
-    another distribution, for networks that are not told the time.
+    With a `lean` the order leans to the left (`bd3lm.diffusion.orders`). That samples another distribution,
+    again exactly, for networks that are not told the time.
     """
 
     kind = "first_hitting"
@@ -112,11 +112,11 @@ class FirstHitting(Planned):
 
 @dataclass(frozen=True)
 class Ancestral(Planned):
-    """T steps of the reverse process (eq. 2), each token revealed in one of them or not.
+    """T steps of the reverse process (eq. 2), each of which may reveal any number of tokens.
 
-    A token whose mask rate is hit between the times s < t of a step is revealed by that step, from the pass
-    at time t. Steps that reveal nothing need no pass (the cached-output rule, which here also holds for
-    networks that are told the time), so there are never more passes than masked tokens.
+    A step from time t to s < t reveals, with a pass at time t, each token that hits its mask rate in between.
+    Steps that reveal nothing need no pass (the cached-output rule, which here also holds for networks that
+    are told the time), so there are never more passes than masked tokens.
     """
 
     kind = "ancestral"
@@ -135,7 +135,7 @@ class Ancestral(Planned):
         new[:, 1:] = descending[:, 1:] != descending[:, :-1]
         groups = (new & (descending > 0.0)).sum(1)
         for number in range(1, int(groups.max()) + 1):
-            # The number-th largest step of each row; rows with fewer have none left.
+            # The number-th largest step of each row. Rows with fewer steps have none left.
             rank = new.cumsum(1) == number
             now = torch.where(rank & new, descending, 0.0).amax(1, keepdim=True)
             places, active = _gathered(masked & (step == now))
@@ -145,11 +145,11 @@ class Ancestral(Planned):
 
 @dataclass(frozen=True, kw_only=True)
 class Remasking(Planned):
-    """ReMDM (Wang et al.): T ancestral steps that also mask revealed tokens again, to be thought over.
+    """ReMDM (Wang et al.): T ancestral steps that also mask revealed tokens again, to reconsider them.
 
-    A step from t to s masks a revealed token with probability σ = η · min(1, (1 − α_s)/α_t) and reveals a
+    A step from t to s masks a revealed token with probability σ = η · min(1, (1 − α_s)/α_t), and reveals a
     masked one with probability (α_s − (1 − σ)α_t)/(1 − α_t), which keeps the marginals of the forward
-    process. Passes are at most T, and may exceed the number of tokens. Given tokens are never masked.
+    process. There are at most T passes, possibly more than tokens. Given tokens are never masked.
     """
 
     kind = "remasking"
@@ -183,8 +183,8 @@ class Remasking(Planned):
         passes = int(asked.sum(1).max())
         if not passes:
             return
-        # The p-th pass of a row is the p-th of its steps that reveals something; what a step without a pass
-        # masks is masked after the pass before, of which there is always one.
+        # The p-th pass of a row is its p-th step that reveals something. What a step without a pass masks is
+        # masked after the pass before; there always is one.
         pass_of_step = (asked.cumsum(1) - 1).clamp_min(0)
         rate = torch.where(asked, 1.0 - alpha[:-1].to(seeds.device), 0.0)
         mask_rate = rate.new_zeros(len(seeds), passes).scatter_add_(1, pass_of_step, rate)
@@ -196,9 +196,10 @@ class Remasking(Planned):
 
 @dataclass(frozen=True, kw_only=True)
 class MostConfident(Adaptive):
-    """Reveal what was drawn with at least `threshold` probability, and the `tokens_per_pass` likeliest.
+    """Reveals tokens drawn with a probability of at least `threshold`, and the `tokens_per_pass` likeliest.
 
-    Not the model's distribution: confident tokens come first, which makes small models repeat themselves.
+    This is not the model's distribution: confident tokens come first, which makes small models repeat
+    themselves.
     """
 
     kind = "most_confident"
@@ -225,11 +226,12 @@ class MostConfident(Adaptive):
 
 @dataclass(frozen=True)
 class EntropyBound(Adaptive):
-    """Reveal the tokens of least entropy whose joint error is bounded (Ben-Hamu et al., 2505.24857).
+    """Reveals the tokens with the lowest entropies, with a bound on the joint error (Ben-Hamu et al.,
+    2505.24857).
 
-    Sorted by entropy, the longest run for which the sum of entropies less the largest one stays within
-    `bound` nats: that bounds what drawing them as if independent can lose. 0 reveals one token a pass unless
-    others are certain.
+    Sorted by entropy, it takes the longest run in which the sum of entropies minus the largest one is at most
+    `bound` nats. This bounds the error of drawing them as if independent. With 0 it reveals one token a pass,
+    unless others are certain.
     """
 
     kind = "entropy_bound"
@@ -254,7 +256,8 @@ class EntropyBound(Adaptive):
 
 
 def _check_count(rule: UnmaskingRule, name: str) -> None:
-    """A whole number from 1 on, kept as Python's own: 2 and numpy's are one rule, and one record."""
+    """Require a whole number from 1 on, and store it as Python's int, so that 2 and numpy's 2 are one
+    rule."""
     value = getattr(rule, name)
     if not is_whole(value):
         raise ValueError(f"{name} must be a whole number, got {value!r}")
@@ -266,8 +269,8 @@ def _check_count(rule: UnmaskingRule, name: str) -> None:
 def first_hitting_order(
     seeds: Tensor, positions: Tensor, masked: Tensor, lean: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The places (rows, n) of blocks in the order in which they are hit, the masked ones first; whether each
-    is masked; and the mask rate at which it is hit, which orders that lean do not go by."""
+    """The places (rows, n) of blocks in the order in which they are hit, masked ones first; whether each is
+    masked; and the mask rate at which it is hit, which orders with a lean do not follow."""
     rate = _hitting_rates(seeds, positions)
     sooner = -log_reveal_times(rate, lean) if lean else rate
     order = sooner.masked_fill(~masked, -torch.inf).sort(dim=1, descending=True).indices
@@ -276,25 +279,25 @@ def first_hitting_order(
 
 
 def _hitting_rates(seeds: Tensor, positions: Tensor) -> Tensor:
-    """The mask rate at which each position is revealed: one uniform number a position, float64."""
+    """The mask rate at which each position is revealed: one uniform number for each, in float64."""
     return counter_uniform(seeds.unsqueeze(1), positions, Purpose.ORDER, 1).squeeze(-1)
 
 
 def _on_grid(x: Tensor) -> Tensor:
-    """On a grid of 2^-20, so that equals stay equal: the masks of an empty block are all alike, and which of
-    them comes first must not hang on the last bit of a sum."""
+    """Round to a grid of 2^-20, so that equal values stay equal: the masks of an empty block are all alike,
+    and the last bit of a sum must not decide their order."""
     return (x * 2.0**20).round() * 2.0**-20
 
 
 def _by_pass(pass_of_step: Tensor, flags: Tensor, passes: int) -> Tensor:
-    """Flags (rows, steps, n) of the steps of each pass together: (rows, passes, n)."""
+    """Merge the flags (rows, steps, n) of the steps of each pass: (rows, passes, n)."""
     rows, _, n = flags.shape
     counts = torch.zeros(rows, passes, n, dtype=torch.int32, device=flags.device)
     return counts.scatter_add_(1, pass_of_step.unsqueeze(-1).expand_as(flags), flags.int()).bool()
 
 
 def _gathered(reveal: Tensor) -> tuple[Tensor, Tensor]:
-    """Places and activity (rows, k) of a bool (rows, n), k the most that a row reveals."""
+    """Places and activity (rows, k) of bools (rows, n), where k is the largest number that a row reveals."""
     k = int(reveal.sum(1).max())
     active, places = reveal.int().sort(dim=1, descending=True, stable=True)
     return places[:, :k], active[:, :k].bool()

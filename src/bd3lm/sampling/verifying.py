@@ -1,9 +1,9 @@
-"""Which drafts of a pass are right, and what follows them: the two schemes that change no law.
+"""Which drafts of a pass are right, and which token follows them, by two schemes that preserve the law.
 
-A pass verifies a tree of drafts behind the last token of a text: a chain, a draft a place, and beside each of
-its drafts other candidates for that place, which have nothing behind them. Of each clean position, the last
-token's and the drafts', the network gives the distribution p of the next token; each draft was drawn from a
-distribution q of its place.
+A pass verifies a tree of drafts behind the last token of a text: a chain with one draft for each place, and
+for each place other candidates, which have nothing behind them. At each clean position (the last token and
+the drafts) the network gives the distribution p of the next token. Each draft was drawn from its place's
+distribution q.
 """
 
 from dataclasses import dataclass
@@ -17,17 +17,18 @@ from bd3lm.counter import Purpose, counter_uniform
 from bd3lm.diffusion import gumbel_max, subs_at_masks
 from bd3lm.sampling.drawing import RowSharpening, or_mask
 
-# A position's noise in these repeats is nobody else's, so that a draft that was never looked at may be drawn
-# again with the same: nothing that stands in the text depends on it.
+# No other draw uses a position's noise at these repeats. So a draft that was never verified may be drawn
+# again with the same noise: nothing in the text depends on it.
 _DRAFTS = 2**20
 _CHANCES = 2**20 + 2**10
 
 
 @dataclass(frozen=True)
 class Tree:
-    """The drafts of a pass by what each follows: first the chain, then the other candidates, place by place.
+    """The drafts of a pass: first the chain, then the other candidates, place by place.
 
-    Clean positions are numbered from 0, the last token of the text; a draft's depth is its place behind that.
+    Clean positions are numbered from 0, the last token of the text. The depth of a draft is its distance from
+    it.
     """
 
     drafts: int
@@ -35,13 +36,13 @@ class Tree:
 
     @property
     def parents(self) -> tuple[int, ...]:
-        """For each draft the clean position that it follows."""
+        """The clean position that each draft follows."""
         chain = range(self.drafts)
         return *chain, *(place for place in chain for _ in range(self.candidates - 1))
 
     @property
     def size(self) -> int:
-        """How many drafts there are."""
+        """The number of drafts."""
         return self.drafts * self.candidates
 
     def draft(self, place: int, candidate: int) -> int:
@@ -52,7 +53,7 @@ class Tree:
 
     @property
     def order(self) -> list[tuple[int, int]]:
-        """Place and candidate of each draft."""
+        """The place and candidate of each draft."""
         chain = [(place, 0) for place in range(self.drafts)]
         return chain + [(p, c) for p in range(self.drafts) for c in range(1, self.candidates)]
 
@@ -61,17 +62,17 @@ class Tree:
 
 
 class TreeTables(NamedTuple):
-    """A tree, clean position by clean position."""
+    """A tree as tensors over its clean positions."""
 
     parents: Tensor  # (drafts,)
     depths: Tensor  # (1 + drafts,)
-    paths: Tensor  # (1 + drafts, places + 1): from the last token on; behind its end the position itself
-    behind: Tensor  # (1 + drafts, drafts): whether a draft lies on the path
-    places: Tensor  # (drafts,) of each draft, from 0
+    paths: Tensor  # (1 + drafts, places + 1) from the last token; past the end the position itself
+    behind: Tensor  # (1 + drafts, drafts) whether a draft lies on the path
+    places: Tensor  # (drafts,) the place of each draft, from 0
     candidates: Tensor  # (drafts,)
 
 
-@cache  # and never dropped: a recorded pass reads it where it lies
+@cache  # never dropped, since a recorded pass reads it at its address
 def _tables(tree: Tree, device: torch.device) -> TreeTables:
     paths = [[0]]
     for index, parent in enumerate(tree.parents):
@@ -93,23 +94,23 @@ def _tables(tree: Tree, device: torch.device) -> TreeTables:
 
 
 class Ahead(NamedTuple):
-    """The places behind a text that a pass may fill, the first of which needs no draft (rows, places + 1)."""
+    """The places after a text that a pass may fill (rows, places + 1). The first needs no draft."""
 
     positions: Tensor
     free: Tensor
-    """Whether a token is to be written there; elsewhere it is given, and no draft of it can be wrong."""
+    """Whether a token is to be written there. Elsewhere it is given, and any draft of it counts as right."""
     given: Tensor
     have: Tensor
-    """Of how many places each row has drafts, (rows,)."""
+    """The number of places with drafts in each row, (rows,)."""
 
 
 class Verdict(NamedTuple):
-    """How far the drafts of each row are right."""
+    """How many drafts of each row are right."""
 
     reached: Tensor
-    """The clean position of the last right draft, 0 for none, (rows,)."""
+    """The clean position of the last right draft, (rows,); 0 for none."""
     tokens: Tensor
-    """The text's next tokens, one more than drafts are right, (rows, places + 1)."""
+    """The next tokens of the text (rows, places + 1): the right drafts and one more."""
 
 
 class Drawing(NamedTuple):
@@ -120,31 +121,32 @@ class Drawing(NamedTuple):
     mask_id: int
 
     def log_p(self, logits: Tensor) -> Tensor:
-        """What tokens are drawn from, (rows, k, vocabulary)."""
+        """The distributions that tokens are drawn from, (rows, k, vocabulary)."""
         return self.sharpening(subs_at_masks(logits, self.mask_id))
 
     def uniform(self, positions: Tensor, entries: int, repeat: int) -> Tensor:
         return counter_uniform(self.seeds.unsqueeze(1), positions, Purpose.TOKEN, entries, repeat=repeat)
 
 
-# --- coupled: draft and token are drawn with the same noise, that of sampling without speculation ---
+# --- coupled: drafts and tokens are drawn with the same noise, that of sampling without speculation ---
 
 
 def coupled_drafts(drawing: Drawing, logits: Tensor, positions: Tensor, candidates: int) -> Tensor:
-    """For each place (rows, places) the tokens of highest log q + noise, (rows, places, candidates)."""
+    """For each place (rows, places) the tokens with the highest log q + noise, (rows, places, candidates)."""
     if candidates == 1:
         drawn = drawing.sharpening.draw_logits(logits, drawing.mask_id, drawing.seeds, positions, repeat=0)
         return drawn.unsqueeze(-1)
     plain = subs_at_masks(logits, drawing.mask_id).double()
     log_q = drawing.sharpening(plain)
     noise = -torch.log(-torch.log(drawing.uniform(positions, log_q.shape[-1], 0)))
-    # What sharpening leaves out may be in p all the same: likely tokens come next.
+    # p may hold tokens that sharpening removed from q: take the likeliest of those next.
     score = torch.where(log_q > -torch.inf, log_q + noise, plain - 1e9)
     return score.nan_to_num(-torch.inf).topk(candidates, dim=-1).indices
 
 
 def coupled_verdict(drawing: Drawing, tree: Tree, logits: Tensor, drafts: Tensor, ahead: Ahead) -> Verdict:
-    """Drafts (rows, drafts) against what the logits (rows, 1 + drafts, V) of clean positions draw."""
+    """Compare drafts (rows, drafts) with the tokens drawn from logits (rows, 1 + drafts, V) of clean
+    positions."""
     tables = tree.on(logits.device)
     drawn = drawing.sharpening.draw_logits(
         logits, drawing.mask_id, drawing.seeds, ahead.positions[:, tables.depths], repeat=0
@@ -153,19 +155,20 @@ def coupled_verdict(drawing: Drawing, tree: Tree, logits: Tensor, drafts: Tensor
     drafted = tables.depths[1:] <= ahead.have.unsqueeze(1)
     right = (drafts == tokens[:, tables.parents]) & drafted
     whole = (right.unsqueeze(1) | ~tables.behind).all(2)
-    # The longest path that is right; of two, where a given token stands for all candidates, the chain.
+    # The longest right path. If two are equally long, since a given token makes all candidates right, the
+    # chain.
     rank = tables.depths * len(tables.depths) - torch.arange(len(tables.depths), device=logits.device)
     reached = torch.where(whole, rank, -len(tables.depths)).argmax(1)
     return Verdict(reached, tokens.gather(1, tables.paths[reached]))
 
 
-# --- rejection: drafts of q, accepted with probability min(1, p/q) ---
+# --- rejection: drafts from q, accepted with probability min(1, p/q) ---
 
 
 def rejection_drafts(
     drawing: Drawing, logits: Tensor, positions: Tensor, candidates: int
 ) -> tuple[Tensor, Tensor]:
-    """For each place candidates drawn from q one by one, (rows, places, candidates), and log q."""
+    """For each place, candidates drawn independently from q, (rows, places, candidates), and log q."""
     log_q = drawing.log_p(logits)
     drawn = [
         gumbel_max(log_q, drawing.uniform(positions, log_q.shape[-1], _DRAFTS + each))
@@ -175,14 +178,14 @@ def rejection_drafts(
 
 
 def acceptance_chance(p: Tensor, q: Tensor, token: Tensor) -> Tensor:
-    """min(1, p(y)/q(y)) of drafts y (...) of q (..., V)."""
+    """min(1, p(y)/q(y)) for drafts y (...) from q (..., V)."""
     at = token.unsqueeze(-1)
     return (p.gather(-1, at) / q.gather(-1, at)).squeeze(-1).clamp_max(1.0)
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """What a token follows whose draft of q was rejected: the positive part of p − q, normalised. Where
-    rounding leaves nothing of that, p."""
+    """The distribution of a token after its draft from q was rejected: the positive part of p − q,
+    normalized. If rounding leaves nothing of it, p."""
     left = (p - q).clamp_min(0.0)
     total = left.sum(-1, keepdim=True)
     return torch.where(total > 0.0, left / total.clamp_min(torch.finfo(left.dtype).tiny), p)
@@ -191,7 +194,7 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 def rejection_verdict(
     drawing: Drawing, tree: Tree, logits: Tensor, drafts: Tensor, log_q: Tensor, ahead: Ahead
 ) -> Verdict:
-    """As `coupled_verdict`; log_q (rows, places, V) is what the drafts of each place were drawn from."""
+    """Like `coupled_verdict`. log_q (rows, places, V) has the distributions of the drafts."""
     log_p = drawing.log_p(logits)
     rows = len(log_p)
     reached = torch.zeros(rows, dtype=torch.long, device=logits.device)
@@ -204,8 +207,8 @@ def rejection_verdict(
         accepted = torch.zeros_like(on_chain)
         for candidate in range(tree.candidates):
             position = tree.draft(place, candidate)
-            # The mask, which need not be a token of the vocabulary, stands where nothing is to be written,
-            # and for a draft of probabilities that are NaN, as its chance is then too.
+            # The mask, which may be outside of the vocabulary, marks places with nothing to write, and drafts
+            # with NaN probabilities, for which the acceptance chance is NaN too.
             draft = drafts[:, position - 1]
             draft = torch.where(draft < p.shape[-1], draft, 0)
             chance = acceptance_chance(p, q, draft)
@@ -228,7 +231,7 @@ def rejection_verdict(
     drawn = gumbel_max(log_left.unsqueeze(1), drawing.uniform(last, log_p.shape[-1], 0))
     drawn = or_mask(drawn, log_left.unsqueeze(1), drawing.mask_id)
     drawn = torch.where(ahead.free.gather(1, depth), drawn, ahead.given.gather(1, depth))
-    # Behind each place of the path stands the draft of the next one, and behind the last what was drawn.
+    # Each place of the path takes the draft of the next place, and the last one takes the drawn token.
     following = torch.cat((path[:, 1:], path[:, -1:]), 1)
     chosen = drafts.gather(1, (following - 1).clamp_min(0)) if tree.size else drawn.expand_as(path)
     places = torch.arange(path.shape[1], device=logits.device)

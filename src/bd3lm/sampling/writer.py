@@ -1,4 +1,4 @@
-"""What a writer of any method must offer the engine, and how given text gets into a cache."""
+"""The base class of writers, which the engine uses for every method, and filling a cache with given text."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -14,54 +14,55 @@ from bd3lm.sampling.drawing import RowSharpening
 from bd3lm.sampling.request import Request
 from bd3lm.sampling.rows import Reveal, Rows
 
-FILL_CHUNK = 128  # given text is read in passes of about so many tokens
-_SHARE_LEFT = 8  # of a device's memory one part in so many may hold finished rows
+FILL_CHUNK = 128  # about how many given tokens a pass reads
+_SHARE_LEFT = 8  # finished rows may hold one part in this many of a device's memory
 
 
 class Writer(ABC):
     """Writes texts piece by piece: a token, a block or a stride at a time."""
 
     knows_chances: ClassVar[bool] = False
-    """Whether tokens are drawn from a distribution over tokens that the network gives in the same pass."""
+    """Whether each token is drawn from a distribution that the network gives in the same pass."""
 
     def __init__(self, model: Denoiser, mask_id: int) -> None:
         self.model, self.mask_id = model, mask_id
         self.alternatives: int | None = None
-        """Where set, passes tell the chances of the tokens that they reveal, and of so many likely ones. To
-        be set before the first text is begun, since passes are recorded with it or without."""
-        self._left: list[tuple[Rows, object]] = []  # with the state of the network they were left by
+        """If set, passes report log-probabilities for the tokens that they reveal, and this many of the
+        likeliest tokens. Set it before the first text begins, since passes are recorded with or without
+        it."""
+        self._left: list[tuple[Rows, object]] = []  # with the network's graph key at that time
 
     @abstractmethod
     def first_start(self, given: int) -> int:
-        """Where the piece begins that holds the first token after `given` given ones."""
+        """The start of the piece with the first token after `given` given ones."""
 
     @abstractmethod
     def piece_end(self, start: int) -> int:
-        """Where the piece that begins at `start` ends; start and end may be past the end of the text."""
+        """The end of the piece that begins at `start`. Both may be past the end of the text."""
 
     @abstractmethod
     def write(self, rows: Rows) -> Iterator[Reveal]:
-        """Write the next piece of every row in place, and move `start` on."""
+        """Write the next piece of every row in place, and advance `start`."""
 
     def remember(self, rows: Rows) -> Iterator[None]:
-        """Take in the given text before the first piece, and yield between two passes: without a cache there
-        is nothing to do."""
+        """Read the given text before the first piece, and yield between passes. Without a cache there is
+        nothing to do."""
         yield from ()
 
     def unread(self, request: Request) -> int:
-        """How many given tokens `remember` reads of a text: none without a cache."""
+        """How many given tokens `remember` reads for a text: none without a cache."""
         return 0
 
     def check(self, request: Request) -> None:
-        """Refuse what this writer cannot write."""
+        """Refuse a request that this writer cannot write."""
         return None
 
     def width(self, length: int) -> int:
-        """The end of the piece that holds the last of `length` tokens."""
+        """The end of the piece with the last of `length` tokens."""
         return self.piece_end(self.first_start(length - 1)) if length else 0
 
     def begin(self, requests: Sequence[Request], *, width: int) -> Rows:
-        """Rows that hold what is given, and have taken in none of it yet: see `remember`."""
+        """Rows with the given tokens, none of which have been read yet: see `remember`."""
         rows = len(requests)
         text = torch.full((rows, width), self.mask_id)
         starts, written_from, written_to = [], [], []
@@ -92,19 +93,18 @@ class Writer(ABC):
         )
 
     def ended(self, rows: Rows, places: Sequence[int]) -> None:
-        """Nothing more is written in these rows: their texts are finished, or nobody wants them."""
+        """Called when nothing more is written in these rows: their texts are finished or canceled."""
         return
 
     def open(self, requests: Sequence[Request], *, width: int) -> Rows:
-        """Rows ready for their first piece."""
+        """Rows that are ready for their first piece."""
         rows = self.begin(requests, width=width)
         for _ in self.remember(rows):
             pass
         return rows
 
     def room(self, fresh: Rows) -> Rows:
-        """Rows of an earlier batch that fresh ones fit in, whose CUDA graphs need not be recorded again; or
-        the fresh ones themselves."""
+        """Finished rows that fit new ones and have recorded CUDA graphs; or the new ones themselves."""
         for place, (rows, weights) in enumerate(self._left):
             if weights == self.model.graph_key and len(rows) >= len(fresh) and rows.fits(fresh):
                 del self._left[place]
@@ -112,7 +112,7 @@ class Writer(ABC):
         return fresh
 
     def leave(self, rows: Rows) -> None:
-        """Keep finished rows for later batches, if their passes were recorded and there is memory."""
+        """Keep finished rows for later batches if their passes were recorded and there is memory."""
         key = self.model.graph_key
         if key is None or not _keeps_rows(rows):
             rows.forget()
@@ -124,17 +124,17 @@ class Writer(ABC):
 
 
 def _keeps_rows(rows: Rows) -> bool:
-    """Whether passes over rows were recorded."""
+    """Whether passes over these rows were recorded."""
     return rows.device.type == "cuda"
 
 
 def _most_left(device: torch.device) -> int:
-    """Bytes of finished rows that a writer keeps for later batches."""
+    """How many bytes of finished rows a writer keeps for later batches."""
     return (memory_of(device) or 0) // _SHARE_LEFT
 
 
 def _reads_whole_chunks(inputs: Tensor) -> bool:
-    """Whether all passes that fill a cache have one length: on a GPU a kernel is compiled for each."""
+    """Whether all passes that fill a cache have the same length: a GPU compiles a kernel for each length."""
     return inputs.is_cuda
 
 
@@ -147,9 +147,9 @@ def fill_cache(
     chunk: int,
     layout: Callable[[int], Layout],
 ) -> Iterator[None]:
-    """Write the first counts[r] tokens of each row into the cache, and yield between two passes.
+    """Write the first counts[r] tokens of each row into the cache, and yield between passes.
 
-    `inputs` are on the device, `counts` on the host. A pass may read more than is kept.
+    `inputs` are on the device, `counts` on the host. A pass may read more tokens than the cache keeps.
     """
     longest = int(counts.max())
     whole = _reads_whole_chunks(inputs)

@@ -1,8 +1,8 @@
-"""A model behind HTTP, as OpenAI's clients expect it.
+"""A model behind HTTP, with OpenAI's API.
 
-Two processes: `worker` holds the model and writes texts on the engine; the server's own answers requests and
-never waits for a pass. Between them go lines of JSON (`link`). `asks` is what clients may say, `answers` what
-they are told, `app` the routes.
+It takes two processes. `worker` holds the model and writes texts with the engine. The server's own process
+answers requests and never waits for a pass. They exchange lines of JSON (`link`). `asks` defines requests,
+`answers` defines responses, and `app` has the routes.
 """
 
 from bd3lm.serving.limits import Limits

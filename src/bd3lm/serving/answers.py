@@ -1,4 +1,4 @@
-"""What clients are told, in the shapes of OpenAI's API."""
+"""Responses in the shapes of OpenAI's API."""
 
 import json
 import time
@@ -15,10 +15,10 @@ DONE = "data: [DONE]\n\n"
 
 @dataclass(frozen=True)
 class Head:
-    """What all answers to a request begin with."""
+    """What all responses to a request begin with."""
 
     kind: str
-    """completion or chat."""
+    """One of "completion" and "chat"."""
     model: str
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
@@ -42,7 +42,7 @@ class Head:
     def choice(
         self, index: int, text: str, done: Line, logprobs: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """A whole text."""
+        """A finished text."""
         shown = {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
         return {
             "index": index,
@@ -61,7 +61,7 @@ class Head:
         first: bool = False,
         logprobs: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Some of a text."""
+        """A piece of a text."""
         if self.is_chat:
             delta: dict[str, Any] = {"role": "assistant"} if first else {}
             shown: dict[str, Any] = {"delta": delta | ({"content": text} if text or first else {})}
@@ -72,8 +72,8 @@ class Head:
         return found if finished is None else found | {"seed": finished["asked_seed"]}
 
     def logprobs(self, chances: Sequence[Line], *, before: int = 0) -> dict[str, Any]:
-        """Tokens with their log-probabilities; `before` characters of the text stand before the first that
-        was written."""
+        """Tokens with their log-probabilities. `before` is the number of characters before the first written
+        token."""
         names = ("token", "bytes", "logprob")
         if self.is_chat:
             content = [
@@ -93,8 +93,8 @@ class Head:
 
 
 def _by_name(chance: Line) -> dict[str, float]:
-    """The likeliest tokens, and the one that was drawn. Of several that read the same, as halves of
-    characters do, the likeliest is told, or that one."""
+    """The likeliest tokens and the drawn one, by name. If several share a name, as halves of characters do,
+    the drawn one wins, else the likeliest."""
     found: dict[str, float] = {}
     for other in chance["top"]:
         found.setdefault(other["token"], other["logprob"])
@@ -102,7 +102,7 @@ def _by_name(chance: Line) -> dict[str, float]:
 
 
 def usage(done: Sequence[Line], prompts: int) -> dict[str, Any]:
-    """Tokens, and ours: the network's passes. A prompt of which several texts were written counts once."""
+    """Token counts, and our counts of passes. A prompt with several texts counts once."""
     given = sum(each["given"] for each in done[:: max(len(done) // prompts, 1)])
     written = sum(each["written"] for each in done)
     passes = sum(each["passes"] for each in done)
@@ -130,5 +130,5 @@ def error(message: str, status: int, *, param: str | None = None, code: str | No
 
 
 def event(body: dict[str, Any]) -> str:
-    """A server-sent event. Line separators that JSON allows inside of text would end a line elsewhere."""
+    """A server-sent event. JSON allows line separators within text, which would end the event's line."""
     return f"data: {json.dumps(body, ensure_ascii=True)}\n\n"

@@ -1,4 +1,4 @@
-"""The routes: what clients ask becomes texts of the engine, and what becomes of these an answer."""
+"""The routes: a request becomes texts of the engine, and these become the response."""
 
 import hmac
 import secrets
@@ -26,16 +26,16 @@ from bd3lm.serving.middleware import BodyLimit, Counted, CutOff, Timed
 from bd3lm.serving.page import page_file
 
 _ABOUT = (
-    "Texts of one model, by OpenAI's routes. Fields that would do nothing are refused. Fields marked as ours "
-    "are extra keys: pass them as extra_body in OpenAI's Python client."
+    "Texts from one model, with OpenAI's routes. A field that would have no effect is refused. Fields marked "
+    '"ours" are extensions: in OpenAI\'s Python client, pass them as extra_body.'
 )
 
 
 _UNREADABLE = (
-    "the body must be JSON in UTF-8, and neither nested hundreds deep nor hold numbers of thousands of digits"
+    "the body must be JSON in UTF-8, not nested hundreds deep and without numbers of thousands of digits"
 )
-_FILLS = 16  # of each text that a request may have
-_SLACK = 10.0  # seconds that an answer may take to be sent, beyond those that a text may take
+_FILLS = 16  # for each text that a request may have
+_SLACK = 10.0  # seconds to send an answer, beyond those to write its texts
 
 
 class Refused(Exception):
@@ -52,8 +52,8 @@ class Refused(Exception):
 
 
 def build_app(engine: RemoteEngine, *, key: str | None = None, origins: Sequence[str] = ()) -> FastAPI:
-    """The server of an engine, which it starts and ends. With a `key` clients must bring it; pages of other
-    `origins` may ask only where they are named."""
+    """The server of an engine, which it also closes. With a `key`, clients must send it. Pages of other
+    `origins` may use the server only if you list them."""
     metrics = Metrics(engine)
     limits = engine.limits
 
@@ -78,46 +78,46 @@ def build_app(engine: RemoteEngine, *, key: str | None = None, origins: Sequence
         is_key = key is not None and hmac.compare_digest(said.strip().encode(), key.encode())
         if key is not None and not (is_key and kind.lower() == "bearer"):
             raise Refused(
-                "the key must be the server's, as Authorization: Bearer KEY", 401, code="invalid_api_key"
+                "the key must be the server's, sent as Authorization: Bearer KEY", 401, code="invalid_api_key"
             )
 
     guarded = [Depends(allowed)]
     wrong: dict[int | str, dict[str, Any]] = {
         status: {"description": what, "content": {"application/json": {"schema": {"type": "object"}}}}
         for status, what in (
-            (400, "What cannot be written, and why."),
-            (401, "The key is missing or another."),
-            (404, "No model of this name."),
-            (413, "More than a request may hold."),
-            (429, "Too many texts wait."),
-            (503, "The model is not there."),
-            (504, "It took longer than a request may."),
+            (400, "The request is invalid or cannot be written."),
+            (401, "The key is missing or wrong."),
+            (404, "There is no model of this name."),
+            (413, "The request is too large."),
+            (429, "Too many texts are waiting."),
+            (503, "The model is not available."),
+            (504, "The request took too long."),
         )
     }
 
     @app.get("/v1/models", dependencies=guarded)
     async def models() -> dict[str, Any]:
-        """The model that is served."""
+        """The served model."""
         return {"object": "list", "data": [_model(engine)]}
 
     @app.get("/v1/models/{name:path}", dependencies=guarded, responses=wrong)
     async def model(name: str) -> dict[str, Any]:
-        """One model."""
+        """The served model, by name."""
         _check_model(engine, name)
         return _model(engine)
 
     @app.post("/v1/completions", dependencies=guarded, responses=wrong)
     async def completions(ask: CompletionAsk, request: Request) -> Response:
-        """Continue a text, or fill the gaps of one."""
+        """Continue a text, or fill its gaps."""
         return await _Answer(engine, metrics, request, ask, "completion").given(_completions(ask, limits))
 
     @app.post("/v1/chat/completions", dependencies=guarded, responses=wrong)
     async def chat(ask: ChatAsk, request: Request) -> Response:
-        """Answer in a conversation, by the model's chat template."""
+        """Answer in a conversation, with the model's chat template."""
         if ask.max_tokens is not None and ask.max_completion_tokens is not None:
-            raise Refused("only one of max_tokens and max_completion_tokens may be given", param="max_tokens")
+            raise Refused("give only one of max_tokens and max_completion_tokens", param="max_tokens")
         if ask.top_logprobs is not None and not ask.logprobs:
-            raise Refused("top_logprobs needs logprobs, beside which they are told", param="top_logprobs")
+            raise Refused("top_logprobs needs logprobs", param="top_logprobs")
         _check_characters([each.text for each in ask.messages], "messages", limits)
         prompt = {"messages": [{"role": each.speaker, "content": each.text} for each in ask.messages]}
         most = ask.max_tokens or ask.max_completion_tokens
@@ -125,7 +125,7 @@ def build_app(engine: RemoteEngine, *, key: str | None = None, origins: Sequence
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
-        """The page on which a text is seen while it is written. It holds no text, and needs no key."""
+        """The page that shows a text while it is written. It holds no text and needs no key."""
         return page_file("index.html")
 
     @app.get("/page/{name}", include_in_schema=False)
@@ -134,14 +134,14 @@ def build_app(engine: RemoteEngine, *, key: str | None = None, origins: Sequence
 
     @app.get("/health")
     async def health() -> Response:
-        """200 while the model is there, else 503 with the reason."""
+        """200 while the model is available, else 503 with the reason."""
         if engine.state.model is None:
             return JSONResponse({"status": "unavailable", "why": engine.state.why}, 503)
         return JSONResponse({"status": "ok", "texts": len(engine)})
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def measured() -> Response:
-        """Counts in Prometheus' format."""
+        """Metrics in Prometheus' format."""
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return app
@@ -165,7 +165,7 @@ def _line(ask: Ask, prompt: Any, max_new_tokens: int | None) -> Line:
 
 
 def _check_characters(texts: Sequence[str], field: str, limits: Limits) -> None:
-    """Refuse what is too long before it is looked at: all others would wait for that."""
+    """Refuse text that is too long before it is tokenized, since all other requests would wait."""
     number = sum(map(len, texts))
     if number > limits.characters:
         raise Refused(
@@ -177,13 +177,13 @@ def _completions(ask: CompletionAsk, limits: Limits) -> list[Line]:
     """A line for each prompt."""
     if ask.logprobs is not None and ask.echo:
         raise Refused(
-            "echo and logprobs may not be given together: probabilities are told of tokens that are written, "
-            "and bd3lm score measures given ones",
+            "echo and logprobs cannot be combined: only written tokens have log-probabilities here, and "
+            "bd3lm score measures given ones",
             param="logprobs",
         )
     if ask.template is not None:
         if ask.prompt != "" or ask.suffix is not None or ask.echo:
-            raise Refused("template stands alone: prompt, suffix and echo may not be given", param="template")
+            raise Refused("template cannot be combined with prompt, suffix or echo", param="template")
         _check_characters([ask.template], "template", limits)
         try:
             parts = template_parts(ask.template, "template")
@@ -201,11 +201,11 @@ def _completions(ask: CompletionAsk, limits: Limits) -> list[Line]:
     if ask.suffix is None:
         return [_line(ask, prompt, ask.max_tokens) | {"echo": ask.echo} for prompt in prompts]
     if not all(isinstance(prompt, str) for prompt in prompts):
-        raise Refused("suffix needs prompts that are texts, got token ids", param="suffix")
+        raise Refused("suffix needs a text as prompt, got token ids", param="suffix")
     if not ask.suffix:
-        raise Refused("suffix must hold text, got none", param="suffix")
+        raise Refused("suffix must not be empty", param="suffix")
     if ask.echo:
-        raise Refused("echo and suffix may not be given together", param="suffix")
+        raise Refused("echo and suffix cannot be combined", param="suffix")
     return [
         _line(ask, [*([prompt] if prompt else []), {"gap": ask.max_tokens}, ask.suffix], None)
         for prompt in prompts
@@ -232,7 +232,7 @@ def _model(engine: RemoteEngine) -> dict[str, Any]:
 
 
 class _Answer:
-    """The answer to one request."""
+    """The response to one request."""
 
     def __init__(self, engine: RemoteEngine, metrics: Metrics, request: Request, ask: Ask, kind: str) -> None:
         self.engine, self.metrics, self.request, self.ask = engine, metrics, request, ask
@@ -241,7 +241,7 @@ class _Answer:
         self.prompts = 1
         self.lines: list[Line] = []
         self.done: dict[int, Line] = {}
-        self._early: list[tuple[int, Line]] = []  # told of some texts while others were not yet begun
+        self._early: list[tuple[int, Line]] = []  # about some texts before others have begun
 
     async def given(self, prompts: Sequence[Line]) -> Response:
         """Write n texts for each prompt."""
@@ -260,10 +260,10 @@ class _Answer:
             )
         seed = secrets.randbits(63) if self.ask.seed is None else self.ask.seed
         if self.ask.events and not self.ask.stream:
-            raise Refused("events needs stream, which tells them while they happen", param="events")
+            raise Refused("events needs stream, which sends them as they happen", param="events")
         if self.ask.alternatives is not None and not self.ask.events:
             raise Refused(
-                "alternatives needs events, which tell them; logprobs tells them beside a text",
+                "alternatives needs events, which carry them; use logprobs to get them with a text",
                 param="alternatives",
             )
         is_told = self.ask.stream and not any(
@@ -295,7 +295,7 @@ class _Answer:
         return JSONResponse(await self._whole(group, told))
 
     async def _begun(self, told: AsyncIterator[tuple[int, Line]]) -> list[Line]:
-        """Wait until all texts are taken: what is wrong with one is said before anything of another."""
+        """Wait until all texts have begun, so that an error in one comes before any output of another."""
         begun: dict[int, Line] = {}
         while len(begun) < len(self.lines):
             index, line = await self._next(told)
@@ -306,7 +306,7 @@ class _Answer:
         return [begun[index] for index in range(len(self.lines))]
 
     async def _next(self, told: AsyncIterator[tuple[int, Line]]) -> tuple[int, Line]:
-        """What happens next, where that is no misfortune."""
+        """The next line. Raises `Refused` if a text has failed."""
         try:
             index, line = await anext(told)
         except TimeoutError:
@@ -342,15 +342,15 @@ class _Answer:
         return self.head.body(choices) | {"usage": answers.usage(done, self.prompts)}
 
     def _logprobs(self, chances: Sequence[Line], done: Line | None) -> dict[str, Any] | None:
-        """What is told of tokens; where a text is told with all that was given of it, `done` says how much
-        stands before the first of them."""
+        """The log-probabilities of some tokens. If the whole text is returned at once, `done` tells how much
+        of it comes before the first of them."""
         if self.ask.tops is None:
             return None
         is_whole = isinstance(self.ask, CompletionAsk) and self.ask.template is not None
         return self.head.logprobs(chances, before=done["before"] if done is not None and is_whole else 0)
 
     def _text(self, done: Line) -> str:
-        """What a client is told of a finished text."""
+        """The text that a client gets of a finished line."""
         completion: str = done["more"]
         if not isinstance(self.ask, CompletionAsk):
             return completion
@@ -382,7 +382,7 @@ class _Answer:
                 )
             self.metrics.whole.observe(time.monotonic() - self.began)
             yield answers.DONE
-        except Refused as refused:  # too late for a status
+        except Refused as refused:  # too late for an HTTP status
             self.metrics.answers.labels(refused.status).inc()
             yield answers.event(refused.body())
         except (ClientGone, Gone):
@@ -393,7 +393,7 @@ class _Answer:
     async def _batches(
         self, group: Group, told: AsyncIterator[tuple[int, Line]]
     ) -> AsyncIterator[list[tuple[int, Line]]]:
-        """What happens, all that waits at a time: under load several pieces become one."""
+        """Lines in batches of all that are waiting, so that under load several pieces become one."""
         if self._early:
             yield self._early
         while len(self.done) < len(self.lines):
@@ -403,7 +403,7 @@ class _Answer:
             yield found
 
     def _pieces(self, found: Sequence[tuple[int, Line]]) -> list[dict[str, Any]]:
-        """A piece for each text that has any."""
+        """A piece for each text with news."""
         choices = []
         for index in sorted({index for index, _ in found}):
             lines = [line for place, line in found if place == index and line["is"] in ("more", "done")]
@@ -427,7 +427,7 @@ class _Answer:
 
 
 def _say_errors(app: FastAPI) -> None:
-    """All in one shape."""
+    """Give all errors the same shape."""
 
     @app.exception_handler(Refused)
     async def refused(request: Request, error: Refused) -> Response:
@@ -447,7 +447,7 @@ def _say_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
-        # Of a body that makes Python's reader give up, FastAPI says no more than this.
+        # FastAPI says no more than this about a body that makes Python's JSON parser give up.
         is_body = error.detail == "There was an error parsing the body"
         why = _UNREADABLE if is_body else str(error.detail)
         return JSONResponse(answers.error(why, error.status_code), error.status_code, headers=error.headers)
@@ -459,13 +459,13 @@ def _say_errors(app: FastAPI) -> None:
 
 
 def _first_problem(error: RequestValidationError) -> tuple[str | None, str]:
-    """The field, and what is wrong with it; of several what a field is not, before what it is."""
+    """The field and its error. If there are several, an unknown field comes first."""
     problems = error.errors()
     problem = next((each for each in problems if each["type"] == "extra_forbidden"), problems[0])
     is_extra = problem["type"] == "extra_forbidden"
     place = list(problem["loc"])
-    said = [str(place.pop())[:80]] if is_extra else []  # a client's own word, whatever it is
-    # Among the names of fields stand those of what a field may be.
+    said = [str(place.pop())[:80]] if is_extra else []  # the client's own word, whatever it is
+    # The path also holds the names of types that a field may have.
     path = [str(each) for each in place if str(each).isidentifier() or isinstance(each, int)]
     path = [
         each for each in path if each not in ("body", "str", "int", "float", "bool", "list", "dict")
@@ -476,7 +476,7 @@ def _first_problem(error: RequestValidationError) -> tuple[str | None, str]:
     if is_extra:
         return (
             name,
-            f"{name} is no field of this server: {NOT_HERE.get(path[-1], 'see /docs for those it has')}",
+            f"{name} is not a field of this server: {NOT_HERE.get(path[-1], 'see /docs for its fields')}",
         )
     got = "" if problem["type"] == "missing" else f", got {problem.get('input')!r:.80}"
     return name or None, f"{name or 'the body'}: {problem['msg'].removeprefix('Value error, ')}{got}"

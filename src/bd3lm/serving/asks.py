@@ -1,6 +1,6 @@
-"""What clients may ask: the fields of OpenAI's requests that mean something here, and our own beside them.
+"""Requests: the fields of OpenAI's API that have an effect here, and our own fields.
 
-A field that would do nothing is refused by its name, so that nobody believes that it did.
+A field without effect is refused by name, so that nobody relies on it.
 """
 
 from collections.abc import Mapping
@@ -24,11 +24,11 @@ _MOST_PROMPTS, _MOST_IDS = 1024, 200_000
 
 NOT_HERE: Mapping[str, str] = MappingProxyType(
     {
-        "best_of": "texts are not ranked; n asks for several",
+        "best_of": "texts are not ranked; n returns several",
         "presence_penalty": "there are no penalties",
         "frequency_penalty": "there are no penalties",
         "repetition_penalty": "there are no penalties",
-        "top_logprobs": "it is of chats; in completions logprobs says how many",
+        "top_logprobs": "it is for chats; in completions logprobs is the number",
         "tools": "models here call no tools",
         "tool_choice": "models here call no tools",
         "functions": "models here call no tools",
@@ -40,17 +40,17 @@ NOT_HERE: Mapping[str, str] = MappingProxyType(
         "store": "nothing is kept here",
         "metadata": "nothing is kept here",
         "service_tier": "there is one tier",
-        "reasoning_effort": "models here do not reason apart",
-        "verbosity": "max_tokens says how long a text may be",
-        "web_search_options": "models here search nothing",
-        "min_p": "the likeliest tokens are kept by top_p or top_k",
+        "reasoning_effort": "models here have no separate reasoning",
+        "verbosity": "max_tokens limits the length of a text",
+        "web_search_options": "models here do not search",
+        "min_p": "use top_p or top_k to keep only likely tokens",
     }
 )
-"""Fields of other servers, and why they are refused."""
+"""Fields of other servers, and why this one refuses them."""
 
 
 def _is_text(value: str) -> str:
-    """JSON can write halves of characters, which are no text."""
+    """JSON can encode half of a surrogate pair, which is not text."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -61,7 +61,7 @@ def _is_text(value: str) -> str:
 Text = Annotated[str, AfterValidator(_is_text)]
 _Stop = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
 _Id = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
-_IdKey = Annotated[int, Field(ge=0, lt=2**32)]  # JSON has only texts as keys
+_IdKey = Annotated[int, Field(ge=0, lt=2**32)]  # not strict: JSON keys are texts
 _Bias = Annotated[float, Field(ge=-100, le=100)]
 _Ids = Annotated[list[_Id], Field(min_length=1)]
 _Number = Annotated[int, Field(strict=True, ge=0, le=MOST_ALTERNATIVES)]
@@ -84,11 +84,11 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "min_p": (0,),
     }
 )
-"""Values of fields that are not here which ask for nothing: many clients send them with every request."""
+"""Values with which refused fields ask for nothing. Many clients send them with every request."""
 
 
-def _without_nothing(body: Any) -> Any:
-    """A request without fields that ask for nothing: null is as if it were not there."""
+def _without_neutral_fields(body: Any) -> Any:
+    """The request without fields that ask for nothing. null counts as absent."""
     if not isinstance(body, dict):
         return body
     return {
@@ -98,8 +98,8 @@ def _without_nothing(body: Any) -> Any:
     }
 
 
-def _few(value: Any) -> Any:
-    """Before each is looked at: what is wrong with a million prompts takes seconds to say."""
+def _check_number(value: Any) -> Any:
+    """Check the number first: validating a million prompts takes seconds."""
     if isinstance(value, list):
         most = _MOST_IDS if value and isinstance(value[0], int) else _MOST_PROMPTS
         if len(value) > most:
@@ -109,14 +109,14 @@ def _few(value: Any) -> Any:
 
 class StreamOptions(_Asked):
     include_usage: bool = False
-    """End with a chunk that counts tokens and passes."""
+    """Send a last chunk that counts tokens and passes."""
 
 
 class JsonSchema(_Asked):
     name: Text = "schema"
     description: Text | None = None
     schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = Field(None, description="Taken, and not used: a schema is always followed.")
+    strict: bool | None = Field(None, description="Ignored: a schema is always followed.")
 
 
 class AsText(_Asked):
@@ -141,71 +141,73 @@ Format = Annotated[AsText | AsJson | AsSchema | AsRegex, Field(discriminator="ty
 
 
 class Ask(_Asked):
-    """What both kinds of requests have."""
+    """The fields of both kinds of requests."""
 
     @model_validator(mode="before")
     @classmethod
-    def _lean(cls, body: Any) -> Any:
-        return _without_nothing(body)
+    def _drop_neutral_fields(cls, body: Any) -> Any:
+        return _without_neutral_fields(body)
 
-    model: Text | None = Field(None, description="The model's name, as /v1/models has it.")
+    model: Text | None = Field(None, description="The model's name, as in /v1/models.")
     temperature: float | None = Field(
         None,
         ge=0,
         le=1000,
-        description="Below 1 likely tokens become likelier; 0 always takes the likeliest.",
+        description="Below 1, likely tokens become likelier. 0 always takes the likeliest token.",
     )
     top_p: float | None = Field(
-        None, gt=0, le=1, description="Draw from the likeliest tokens that hold this much probability."
+        None, gt=0, le=1, description="Draw only from the likeliest tokens that hold this much probability."
     )
-    n: int = Field(1, ge=1, le=10_000, description="Texts for each prompt.")
+    n: int = Field(1, ge=1, le=10_000, description="Number of texts for each prompt.")
     seed: int | None = Field(
         None,
         ge=0,
         lt=2**63,
-        description="The same seed writes the same text. Without one the server draws a seed, and tells it.",
+        description="The same seed writes the same text. By default the server draws a seed and returns it.",
     )
     stop: _Stop | Annotated[list[_Stop], Field(max_length=16)] | None = Field(
-        None, description="Strings that end a text; they are no part of it."
+        None, description="Strings that end a text. The text ends before the string."
     )
     stream: bool = Field(False, description="Send the text piece by piece, as server-sent events.")
     stream_options: StreamOptions | None = None
     events: bool = Field(
         False,
-        description="Ours, with stream: tell all that happens to the text, as `events` of each choice: "
-        "blocks, tokens as they are revealed, drafts. Text is told at the end.",
+        description="Ours, needs stream: send everything that happens to the text, in `events` of each "
+        "choice: blocks, revealed tokens, drafts. The text itself comes at the end.",
     )
     alternatives: _Number | None = Field(
         None,
-        description="Ours, with events: tell of each token that is shown its log-probability, and of so many "
+        description="Ours, needs events: send the log-probability of each revealed token, and of this many "
         "of the likeliest tokens there.",
     )
-    user: Text | None = Field(None, description="Taken, and not used: OpenAI's clients may send it.")
+    user: Text | None = Field(None, description="Ignored: OpenAI's clients may send it.")
     response_format: Format | None = Field(
-        None, description="Hold the text to JSON, a JSON schema or, ours, a regular expression; causal law."
+        None,
+        description="Constrain the text to JSON, a JSON schema or, ours, a regular expression. Causal law "
+        "only.",
     )
     logit_bias: Annotated[dict[_IdKey, _Bias], Field(max_length=1024)] | None = Field(
         None,
-        description="Add to the logits of some token ids, -100 to 100; causal law, without speculation.",
+        description="Add -100 to 100 to the logits of some token ids. Causal law only, without speculation.",
     )
     top_k: int | None = Field(
-        None, ge=1, lt=2**31, description="Ours: draw from so many of the likeliest tokens."
+        None, ge=1, lt=2**31, description="Ours: draw only from this many of the likeliest tokens."
     )
     law: Literal["causal", "block"] | None = Field(
-        None, description="Ours: the law of a joint model, token after token or block after block."
+        None, description="Ours: the law of a joint model, token by token or block by block."
     )
     lean: float | None = Field(
         None,
         ge=0,
         le=1000,
-        description="Ours: the order inside a block; 0 is uniform, more is from the left.",
+        description="Ours: the order within a block. 0 is uniform; larger numbers begin further left.",
     )
     unmasking: dict[str, Any] | None = Field(
         None,
-        description='Ours: a rule for unmasking, such as {"kind": "first_hitting", "tokens_per_pass": 2}.',
+        description='Ours: the unmasking rule, such as {"kind": "first_hitting", "tokens_per_pass": 2}.',
     )
     speculation: Literal["auto", "off"] | Annotated[int, Field(ge=0, le=64)] | None = Field(
-        None, description="Ours: guess so many tokens ahead; the text stays the same."
+        None, description="Ours: guess this many tokens ahead. The text stays the same."
     )
 
     @property
@@ -214,11 +216,11 @@ class Ask(_Asked):
 
     @property
     def tops(self) -> int | None:
-        """How many of the likeliest tokens are told beside each token of the text; None where none is."""
+        """How many of the likeliest tokens to report with each token of the text; None reports none."""
         return None
 
     def settings(self) -> dict[str, Any]:
-        """Settings that were said; the others are the model's own."""
+        """The settings in the request. The model has defaults for the others."""
         said = {
             name: getattr(self, name)
             for name in ("temperature", "top_p", "top_k", "unmasking", "speculation")
@@ -246,29 +248,29 @@ class CompletionAsk(Ask):
     """Continue a text, or fill the gaps of one."""
 
     prompt: Annotated[
-        Text | _Ids | Annotated[list[Text | _Ids], Field(min_length=1)], BeforeValidator(_few)
-    ] = Field("", description="A text or token ids, or several of these.")
-    max_tokens: int = Field(16, ge=1, lt=2**31, description="Tokens at most after the prompt.")
-    echo: bool = Field(False, description="Tell the prompt too, before what follows it.")
+        Text | _Ids | Annotated[list[Text | _Ids], Field(min_length=1)], BeforeValidator(_check_number)
+    ] = Field("", description="A text or a list of token ids, or several of these.")
+    max_tokens: int = Field(16, ge=1, lt=2**31, description="At most this many tokens after the prompt.")
+    echo: bool = Field(False, description="Return the prompt too, before the text.")
     suffix: Text | None = Field(
         None,
-        description="What comes after the text: max_tokens tokens are written between it and the prompt.",
+        description="What comes after the text: max_tokens tokens are written between the prompt and it.",
     )
     template: Text | None = Field(
         None,
-        description='Ours: fill the gaps of this text instead, as "The {3} sat". {{ and }} are braces.',
+        description='Ours: fill the gaps of this text instead, such as "The {3} sat". {{ and }} are braces.',
     )
     fills: int | None = Field(
         None,
         ge=1,
         le=64,
-        description="Ours: how many fills of gaps with text after them are drawn, one of which is drawn in "
-        "turn by what follows.",
+        description="Ours: how many fills to draw for gaps with text after them. One is chosen by how well "
+        "that text fits.",
     )
 
     logprobs: _Number | None = Field(
         None,
-        description="Tell of each token that is written its log-probability, and of so many of the likeliest "
+        description="Return the log-probability of each written token, and of this many of the likeliest "
         "tokens there.",
     )
 
@@ -288,7 +290,7 @@ class Part(_Asked):
 class ChatMessage(_Asked):
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | list[Part] | None
-    name: Text | None = Field(None, description="Taken, and not used.")
+    name: Text | None = Field(None, description="Ignored.")
 
     @property
     def text(self) -> str:
@@ -298,7 +300,7 @@ class ChatMessage(_Asked):
 
     @property
     def speaker(self) -> str:
-        """OpenAI's newer name of a system's message is taken as the older."""
+        """The role; "developer" is OpenAI's newer name of "system"."""
         return "system" if self.role == "developer" else self.role
 
 
@@ -306,13 +308,13 @@ class ChatAsk(Ask):
     """Answer in a conversation."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1000)]
-    max_tokens: int | None = Field(None, ge=1, lt=2**31, description="Tokens of the answer at most.")
+    max_tokens: int | None = Field(None, ge=1, lt=2**31, description="The longest answer, in tokens.")
     max_completion_tokens: int | None = Field(
-        None, ge=1, lt=2**31, description="The same, by its newer name."
+        None, ge=1, lt=2**31, description="The newer name of max_tokens."
     )
-    logprobs: StrictBool = Field(False, description="Tell of each token of the answer its log-probability.")
+    logprobs: StrictBool = Field(False, description="Return the log-probability of each token of the answer.")
     top_logprobs: _Number | None = Field(
-        None, description="With logprobs: and of so many of the likeliest tokens there."
+        None, description="With logprobs: also return this many of the likeliest tokens there."
     )
 
     @property

@@ -1,4 +1,4 @@
-"""Tokens with what the model gave them, as clients are told."""
+"""Tokens with their log-probabilities, as responses show them."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -7,13 +7,13 @@ from bd3lm.data import Tokenizer
 from bd3lm.serving.link import Line
 from bd3lm.serving.telling import Telling
 
-_LEAST = -9999.0  # what OpenAI tells of a token that is out of the question: JSON has no infinity
+_LEAST = -9999.0  # OpenAI's value for an impossible token: JSON has no infinity
 
 Alternatives = Sequence[tuple[int, float]]
 
 
 class Names:
-    """How single tokens are shown, remembered: the same ones are likely over and over."""
+    """The names of single tokens, cached because the same ones are often likely."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -21,7 +21,7 @@ class Names:
         self._bytes: Callable[[int], bytes | None] = lru_cache(maxsize=1 << 16)(tokenizer.token_bytes)
 
     def _name(self, token: int) -> str:
-        """Its text, which may be half a character; of a special token, which has none, its name."""
+        """The token's text, which may be half a character. A special token has no text but a name."""
         decode = self._tokenizer.decode
         return decode([token]) or decode([token], skip_special=False)
 
@@ -39,7 +39,7 @@ def in_json(log_p: float) -> float:
 
 
 class TokenChances:
-    """The tokens of one text that were written, in their order, and where each begins in what was written."""
+    """The written tokens of one text in order, and where each begins in the written text."""
 
     def __init__(self, names: Names, tokenizer: Tokenizer, prompt: Sequence[int], number: int) -> None:
         self._names, self._number = names, number
@@ -53,8 +53,7 @@ class TokenChances:
         log_p: Sequence[float | None],
         alternatives: Sequence[Alternatives],
     ) -> list[Line]:
-        """What can be told of tokens that stand from `start` on; those that were told are no news, and given
-        ones have nothing to tell."""
+        """The entries for new tokens, given those from `start` on. Given tokens have no entry."""
         found = []
         for token, chance, others in list(zip(tokens, log_p, alternatives, strict=True))[self._at - start :]:
             offset = self._offset(token)
@@ -64,7 +63,7 @@ class TokenChances:
         return found
 
     def _offset(self, token: int) -> int:
-        """Where the next token begins; parts of one character begin where that does."""
+        """Where the next token begins. All parts of one character begin where the character does."""
         text = self._text
         before, was_whole = len(text.told), text.is_whole
         text.more(self._at, [token])
@@ -72,4 +71,4 @@ class TokenChances:
         name = self._names.of(token)
         if was_whole or not text.is_whole or not text.told.endswith(name):
             return before
-        return len(text.told) - len(name)  # what was before it is now known to be no part of a character
+        return len(text.told) - len(name)  # so the text before it is not part of a character

@@ -1,6 +1,6 @@
-"""The server's side of the process that holds the model: requests in, what becomes of them out.
+"""The server's side of the process that holds the model: it sends requests and receives results.
 
-Where that process dies its texts are lost, and whoever waits for one is told so. It is started again.
+If that process dies, its texts are lost, their clients get an error, and the process is started again.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from bd3lm.serving.limits import Limits
 from bd3lm.serving.link import Line, receive, send
 from bd3lm.serving.worker import Served, work
 
-_QUICK = 10.0  # seconds; a process that dies sooner is started again only after a while
+_QUICK = 10.0  # seconds; a process that dies sooner is started again after a longer and longer wait
 _LONGEST_WAIT = 30.0
-_LOOK = 1.0  # seconds between two looks whether a client that waits is still there
+_LOOK = 1.0  # seconds between two checks whether a waiting client is still there
 
 
 class Unusable(ValueError):
@@ -31,23 +31,23 @@ class Unusable(ValueError):
 
 
 class Full(Exception):
-    """More texts wait than may."""
+    """Too many texts are waiting."""
 
 
 class Gone(Exception):
-    """The process with the model died, or is not there yet."""
+    """The process with the model died, or has not loaded it yet."""
 
 
 class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
+    """The client no longer waits for the answer."""
 
 
 @dataclass
 class State:
-    """What is known of the engine."""
+    """What the server knows about the engine."""
 
     model: Line | None = None
-    """What the model's process said of itself, while it is there."""
+    """The description that the model's process sent, while it runs."""
     why: str = "the model is being loaded"
     running: int = 0
     waiting: int = 0
@@ -56,7 +56,7 @@ class State:
 
 @dataclass
 class Group:
-    """The texts of one request, which are told of together."""
+    """The texts of one request."""
 
     engine: "RemoteEngine"
     numbers: list[int]
@@ -66,9 +66,9 @@ class Group:
     async def told(
         self, seconds: float, is_gone: Callable[[], Awaitable[bool]]
     ) -> AsyncIterator[tuple[int, Line]]:
-        """What happens, with the places of the texts in the request, until all of them are done.
+        """The lines about these texts, each with the text's place in the request, until all texts are done.
 
-        TimeoutError after so many seconds in all; `ClientGone` once nobody is there to be told.
+        Raises TimeoutError after `seconds` in total, and `ClientGone` once the client is gone.
         """
         looked = time.monotonic()
         deadline = looked + seconds
@@ -87,12 +87,12 @@ class Group:
             yield line
 
     def leave(self) -> None:
-        """Let go of what is still being written."""
+        """Stop writing the texts that are not done."""
         self.engine.leave(self)
 
 
 class RemoteEngine:
-    """Texts written by a process of its own. All of it runs on one event loop."""
+    """Texts written by a separate process. All methods run on one event loop."""
 
     def __init__(
         self,
@@ -113,19 +113,19 @@ class RemoteEngine:
         self._ready = asyncio.Event()
 
     def __len__(self) -> int:
-        """How many texts are under way."""
+        """How many texts are waiting or being written."""
         return len(self._groups)
 
     # --- the process ---
 
     async def start(self) -> None:
-        """Start it and wait until the model is there; `Unusable` where it cannot be."""
+        """Start the process and wait until it has loaded the model; `Unusable` if it cannot."""
         first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watching = asyncio.create_task(self._keep_alive(first))
         await first
 
     async def close(self) -> None:
-        """Let go of everything; texts under way are lost."""
+        """Drop everything, including texts being written."""
         self._closing = True
         self._outbox.put(None)
         try:
@@ -153,15 +153,15 @@ class RemoteEngine:
             if not first.done():
                 first.set_exception(Unusable(why))
                 return
-            self.state.model, self.state.why = None, f"{why}; it is started again"
+            self.state.model, self.state.why = None, f"{why}; it is being restarted"
             self._lose(why)
-            with contextlib.suppress(OSError, ValueError):  # nobody may read what is noted
+            with contextlib.suppress(OSError, ValueError):  # stderr may be closed
                 self._notes(self.state.why)
             wait = 1.0 if time.monotonic() - began > _QUICK else min(2 * wait, _LONGEST_WAIT)
             await asyncio.sleep(wait)
 
     async def _run(self, first: "asyncio.Future[None]") -> str:
-        """Start the process and take what it tells until it ends; says why it did."""
+        """Start the process and handle its lines until it ends. Returns why it ended."""
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(
@@ -169,7 +169,7 @@ class RemoteEngine:
         )
 
         def start() -> None:
-            with unheard(signal.SIGINT, signal.SIGTERM):  # which are this process's to answer
+            with unheard(signal.SIGINT, signal.SIGTERM):  # this process handles them
                 process.start()
 
         await asyncio.to_thread(start)
@@ -197,7 +197,7 @@ class RemoteEngine:
                 pass
             outbox.put(None)
             process.join(5.0)
-            why = why or f"the process that holds the model died with the exit code {process.exitcode}"
+            why = why or f"the process that holds the model died with exit code {process.exitcode}"
             with contextlib.suppress(RuntimeError):  # the loop may be closed by now
                 loop.call_soon_threadsafe(end, why)
 
@@ -226,7 +226,7 @@ class RemoteEngine:
     def _give(self, line: Line, *, is_last: bool) -> None:
         found = self._groups.get(line["text"])
         if found is None:
-            return  # its request was let go of
+            return  # its request has left
         index, group = found
         if is_last:
             del self._groups[line["text"]]
@@ -234,7 +234,7 @@ class RemoteEngine:
         group.lines.put_nowait((index, line))
 
     def give_up(self, why: str) -> None:
-        """Let go of all texts; whoever waits for one is told why."""
+        """Drop all texts, and tell their clients why."""
         self._outbox.put([{"do": "leave", "text": number} for number in self._groups])
         self._lose(why)
 
@@ -246,14 +246,14 @@ class RemoteEngine:
     # --- texts ---
 
     def write(self, asks: Sequence[Line]) -> Group:
-        """Have texts written. `Full` and `Gone` where that cannot be now."""
+        """Have texts written. Raises `Full` or `Gone` if that is not possible now."""
         if self.state.model is None:
             raise Gone(self.state.why)
         most = self.limits.seats + self.limits.queue
         if len(self._groups) + len(asks) > most:
             raise Full(
-                f"{len(self._groups):,} texts are being written or wait, of {most:,} that may; ask "
-                "again in a while"
+                f"{len(self._groups):,} texts are being written or waiting, and at most {most:,} may be; try "
+                "again later"
             )
         group = Group(self, [next(self._numbers) for _ in asks])
         group.open.update(group.numbers)
@@ -272,7 +272,8 @@ class RemoteEngine:
 
 
 def _send_all(connection: Connection, outbox: "queue.SimpleQueue[list[Line] | None]") -> None:
-    """A process that is in the middle of a pass reads nothing, and the event loop must not wait for it."""
+    """Send from a thread: a process in the middle of a pass reads nothing, and the event loop must not
+    wait."""
     with contextlib.suppress(OSError):
         while (lines := outbox.get()) is not None:
             send(connection, lines)

@@ -1,4 +1,5 @@
-"""Lines of JSON between two processes. Nothing else goes over the wire, so nothing in it can run."""
+"""Lines of JSON between two processes. Nothing else crosses the connection, so nothing in it can run as
+code."""
 
 import json
 from multiprocessing.connection import Connection
@@ -8,7 +9,7 @@ Line = dict[str, Any]
 
 
 def send(connection: Connection, lines: list[Line]) -> None:
-    """Several at once: a step of the engine tells of many texts."""
+    """Several lines at once, since one step of the engine reports on many texts."""
     connection.send_bytes(json.dumps(lines, ensure_ascii=True).encode())
 
 

@@ -1,4 +1,4 @@
-"""Counts for Prometheus, of one server."""
+"""Prometheus metrics of one server."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -21,7 +21,7 @@ class Metrics:
         self.passes = Counter(
             "bd3lm_passes", "Passes of the network for finished texts.", ["kind"], registry=self.registry
         )
-        self.drafts = Counter("bd3lm_drafts", "Drafts that were verified.", ["right"], registry=self.registry)
+        self.drafts = Counter("bd3lm_drafts", "Verified drafts.", ["right"], registry=self.registry)
         self.first = Histogram(
             "bd3lm_first_token_seconds",
             "From a streamed request to its first text.",
@@ -35,9 +35,9 @@ class Metrics:
             registry=self.registry,
         )
         for name, what, value in (
-            ("bd3lm_texts_running", "Texts that are being written.", lambda: engine.state.running),
-            ("bd3lm_texts_under_way", "Texts that are being written or wait.", lambda: len(engine)),
-            ("bd3lm_engine_ready", "Whether the model is there.", lambda: engine.state.model is not None),
+            ("bd3lm_texts_running", "Texts being written.", lambda: engine.state.running),
+            ("bd3lm_texts_under_way", "Texts being written or waiting.", lambda: len(engine)),
+            ("bd3lm_engine_ready", "Whether the model is loaded.", lambda: engine.state.model is not None),
             ("bd3lm_engine_starts", "How often the model was loaded.", lambda: engine.state.starts),
         ):
             Gauge(name, what, registry=self.registry).set_function(value)

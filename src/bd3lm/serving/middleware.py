@@ -1,4 +1,4 @@
-"""What surrounds every answer: how long it may take, how large a request may be, and what is counted."""
+"""Middleware around all responses: time limits, the largest request, and counts."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -13,7 +13,7 @@ from bd3lm.serving.metrics import Metrics
 
 
 class Timed(StreamingResponse):
-    """A stream that ends, whoever reads it: a client that takes nothing more is let go of."""
+    """A stream with a time limit: a client that stops reading is disconnected."""
 
     def __init__(self, seconds: float, content: AsyncGenerator[str, None], **options: Any) -> None:
         super().__init__(content, **options)
@@ -27,13 +27,13 @@ class Timed(StreamingResponse):
             async with asyncio.timeout(self._seconds):
                 await super().__call__(scope, receive, patient)
         except TimeoutError:
-            return  # the answer is not whole, at which the connection is closed
+            return  # the response is incomplete, so the connection is closed
         finally:
             await self._content.aclose()
 
 
 class CutOff:
-    """Tells a client so whose request a server that stops does not wait for any longer."""
+    """Answers clients whose requests are cut off because the server stops."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -52,11 +52,11 @@ class CutOff:
             if scope["type"] != "http":
                 raise
             if not has_begun:
-                await JSONResponse(answers.error("the server is stopped", 503), 503)(scope, receive, send)
+                await JSONResponse(answers.error("the server is stopping", 503), 503)(scope, receive, send)
 
 
 class Counted:
-    """Counts answers by their status."""
+    """Counts responses by status."""
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
         self.app, self.metrics = app, metrics
@@ -72,7 +72,7 @@ class Counted:
 
 
 class BodyLimit:
-    """Reads no more of a request than it may hold."""
+    """Stops reading a request that is too large."""
 
     def __init__(self, app: ASGIApp, *, most: int) -> None:
         self.app, self.most = app, most
@@ -93,7 +93,7 @@ class BodyLimit:
             try:
                 message = await asyncio.wait_for(receive(), PATIENCE)
             except TimeoutError:
-                message_of = "the body of a request must come within a minute"
+                message_of = "the body of a request must arrive within a minute"
                 await JSONResponse(answers.error(message_of, 408), 408, headers={"connection": "close"})(
                     scope, receive, send
                 )
@@ -117,7 +117,7 @@ class BodyLimit:
         await self.app(scope, replay, send)
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        message = f"a request must hold at most {self.most:,} bytes here"
+        message = f"a request must have at most {self.most:,} bytes here"
         await JSONResponse(answers.error(message, 413), 413, headers={"connection": "close"})(
             scope, receive, send
         )

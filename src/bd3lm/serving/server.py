@@ -1,4 +1,4 @@
-"""A server from its start to its end: an address, the engine, and what signals do."""
+"""The life of a server: its address, its engine, and what signals do."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from bd3lm.serving.engine import RemoteEngine
 from bd3lm.serving.limits import PATIENCE, Limits
 from bd3lm.serving.worker import Served
 
-_SLACK = 3  # seconds to tell those whose texts are not finished after the grace period
+_SLACK = 3  # seconds after the grace period to answer those whose texts are not finished
 
 
 def serve(
@@ -32,9 +32,9 @@ def serve(
     log: bool = False,
     notes: Callable[[str], None] = say,
 ) -> None:
-    """Serve a model until a signal ends it. Requests that run by then have `limits.grace` seconds.
+    """Serve a model until a signal ends it. Running requests then have `limits.grace` seconds.
 
-    `log` writes a line for each request, which holds no text of it.
+    `log` writes a line for each request, without any of its text.
     """
     limits = limits or Limits()
     listening = _listening(host, port)
@@ -43,7 +43,7 @@ def serve(
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Before a model is loaded, so that nobody waits to hear that the address is taken."""
+    """Listen before the model is loaded, so that nobody waits only to learn that the address is taken."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=2048)
@@ -83,7 +83,7 @@ async def _serve(
 
 
 class Connection(H11Protocol):
-    """Lets go of a client whose request does not begin to come, or whose head does not end."""
+    """Closes connections on which no request starts, or whose headers never end."""
 
     patience: ClassVar[float] = PATIENCE
     _waiting: asyncio.TimerHandle | None = None
@@ -101,7 +101,7 @@ class Connection(H11Protocol):
         self._wait_no_more()
 
     def _wait(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:  # its body is the business of the app
+        if self.cycle is not None and not self.cycle.response_complete:  # the app limits the body's time
             self._wait_no_more()
         elif self._waiting is None and not self.transport.is_closing():
             self._waiting = self.loop.call_later(self.patience, self.transport.close)
@@ -113,7 +113,7 @@ class Connection(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """Ends at a signal, as it was asked to, and not by it: a service that was stopped has not failed."""
+    """Exits normally on a signal instead of dying from it: a stopped service has not failed."""
 
     def __init__(self, config: uvicorn.Config, engine: RemoteEngine, notes: Callable[[str], None]) -> None:
         super().__init__(config)
@@ -134,18 +134,18 @@ class _Server(uvicorn.Server):
 
     def _stop(self) -> None:
         loop = asyncio.get_running_loop()
-        if self.should_exit:  # asked twice
-            self._engine.give_up("the server is stopped")
-            loop.call_later(1.0, self._end_at_once)  # whoever waited has been told by then
+        if self.should_exit:  # the second signal
+            self._engine.give_up("the server is stopping")
+            loop.call_later(1.0, self._end_at_once)  # waiting clients have been answered by then
             return
         self.should_exit = True
         loop.call_later(
             self._engine.limits.grace,
             self._engine.give_up,
-            "the server is stopped, and the text was not finished",
+            "the server is stopping, and the text was not finished",
         )
-        with contextlib.suppress(OSError, ValueError):  # nobody may read it
-            self._notes("stopping: requests that run are answered first")
+        with contextlib.suppress(OSError, ValueError):  # stderr may be closed
+            self._notes("stopping: finishing running requests first")
 
     def _end_at_once(self) -> None:
         self.force_exit = True

@@ -1,8 +1,8 @@
-"""The process that holds the model: it takes requests as lines, writes texts, and tells what becomes of them.
+"""The process that holds the model: it takes requests as lines, writes texts, and reports on them.
 
-Lines that come in say what to `do`: `write` a text, or `leave` it. Lines that go out say what `is` so: a text
-is `begun`, `refused`, has `more` text, is `done` or `failed`; events for those who watch. Between two passes
-all lines that wait are taken, so that requests join and leave there.
+Incoming lines say what to `do`: `write` a text, or `leave` it. Outgoing lines say what `is` the case: a text
+is `begun` or `refused`, has `more` text, is `done` or `failed`; there are `events` for clients that watch.
+All waiting lines are read between two passes, so requests join and leave there.
 """
 
 import traceback
@@ -40,12 +40,12 @@ from bd3lm.serving.link import Line, receive, send
 from bd3lm.serving.telling import Telling
 
 _TRIED: dict[str, Any] = {"speculation": Speculation(drafts=1), "alternatives": 1}
-"""Settings that not all models have, with a value for which those are refused that have not."""
+"""Settings that only some models have, with a value that the other models refuse."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """Which model, and how it is loaded."""
+    """The model to serve, and how to load it."""
 
     source: str
     name: str
@@ -57,18 +57,18 @@ class Served:
 
 @dataclass
 class _Text:
-    """A text under way."""
+    """A text being written."""
 
     number: int
     handle: Handle
     telling: Telling | None
-    """Where its text is told piece by piece."""
+    """For a text that is sent piece by piece."""
     has_steps: bool
-    """Whether all that happens to it is told."""
+    """Whether the client gets all events."""
     alternatives: int | None
-    """With so many other tokens at each place, where that is asked."""
+    """How many other tokens to report at each place, if any."""
     chances: TokenChances | None
-    """Where what the model gave its tokens is told beside its text."""
+    """For a text with log-probabilities."""
     revealed: dict[int, TokenRevealed] = field(default_factory=dict)
     told_to: int = 0
     finished_to: int = 0
@@ -85,7 +85,7 @@ def work(connection: Connection, served: Served, limits: Limits) -> None:
     try:
         while True:
             if not len(worker):
-                worker.take(receive(connection))  # which waits
+                worker.take(receive(connection))  # waits
             while connection.poll():
                 worker.take(receive(connection))
             try:
@@ -104,18 +104,18 @@ def _loaded(served: Served) -> LanguageModel:
         device=served.device,
         dtype=served.dtype,
         tokenizer=served.tokenizer,
-        law=served.law,  # type: ignore[arg-type]  # it says what is allowed
+        law=served.law,  # type: ignore[arg-type]  # from_pretrained checks it
     )
     if model.tokenizer is None:
         raise ValueError(
-            f"{served.source} must have a tokenizer to be served, and was saved without one; name one by "
+            f"{served.source} must have a tokenizer to be served, and was saved without one; name one with "
             "--tokenizer"
         )
     return model
 
 
 class Worker:
-    """A model's texts under way, by the numbers that the server gave them."""
+    """A model's texts being written, by the numbers that the server gave them."""
 
     def __init__(self, model: LanguageModel, limits: Limits) -> None:
         if model.tokenizer is None:
@@ -128,7 +128,7 @@ class Worker:
         self._by_index: dict[int, _Text] = {}
 
     def hello(self) -> Line:
-        """What the server should know of the model."""
+        """The description of the model for the server."""
         method = self.model.record.method
         return {
             "is": "ready",
@@ -144,7 +144,7 @@ class Worker:
         }
 
     def _means(self, law: Law) -> list[str]:
-        """Which of our settings do something for texts of a law; the others are refused."""
+        """Which optional settings have an effect under a law. The others are refused."""
         config = self.model.record.under(law)
         found = []
         with suppress(ValueError):
@@ -160,7 +160,7 @@ class Worker:
         return len(self._by_number)
 
     def said(self) -> list[Line]:
-        """What there is to tell, and how many texts are written and wait."""
+        """The lines to send, and the current load."""
         running = self.engine.written
         told, self.told = self.told, []
         return [*told, {"is": "load", "running": running, "waiting": len(self.engine) - running}]
@@ -172,7 +172,7 @@ class Worker:
                     self._write(line)
                 except ValueError as error:
                     self.told.append({"is": "refused", "text": line["text"], "why": str(error)})
-                except Exception as error:  # which must not be another text's end
+                except Exception as error:  # it must not end the other texts
                     traceback.print_exc()
                     why = f"the text cannot be written: {type(error).__name__}"
                     self.told.append({"is": "failed", "text": line["text"], "why": why})
@@ -182,12 +182,12 @@ class Worker:
                 self._leave(line["text"])
 
     def lose(self, error: Exception) -> None:
-        """Let go of all texts: nobody knows which one is to blame, and the model is still there. Errors of a
-        device are not survived."""
+        """Drop all texts, since nobody knows which one caused the error; the model is still there. Device
+        errors are not survivable."""
         if self.model.device.type == "cuda":
             raise error
         traceback.print_exc()
-        why = f"the texts under way were lost: {type(error).__name__}"
+        why = f"the texts being written were lost: {type(error).__name__}"
         self.told += [{"is": "failed", "text": number, "why": why} for number in self._by_number]
         self._by_number.clear()
         self._by_index.clear()
@@ -200,7 +200,7 @@ class Worker:
             text = self._by_index.get(event.index)
             if text is not None:
                 self._tell(text, event)
-        for text in self._by_number.values():  # those that have not ended
+        for text in self._by_number.values():  # the unfinished ones
             self._tell_finished(text)
 
     def _write(self, line: Line) -> None:
@@ -253,8 +253,8 @@ class Worker:
             template = self.tokenizer.chat_template
             if template is None:
                 raise ValueError(
-                    "messages need a chat template, and this model's tokenizer has none; ask /v1/completions "
-                    "to continue a text"
+                    "messages need a chat template, and this model's tokenizer has none; use "
+                    "/v1/completions to continue a text"
                 )
             messages = [Message(each["role"], each["content"]) for each in prompt["messages"]]
             return conversation(template, messages, self.tokenizer)
@@ -263,9 +263,9 @@ class Worker:
         tokens = sum(
             part["gap"] if isinstance(part, dict) else 1 for part in prompt if not isinstance(part, str)
         )
-        if tokens > self.limits.tokens:  # before a gap of so many is made
+        if tokens > self.limits.tokens:  # check before such a gap is made
             raise ValueError(
-                f"a text may have {self.limits.tokens:,} tokens here, and its gaps and ids alone are "
+                f"a text may have {self.limits.tokens:,} tokens here, and its gaps and token ids alone have "
                 f"{tokens:,}"
             )
         if any(isinstance(part, dict) for part in prompt):
@@ -275,7 +275,7 @@ class Worker:
         return list(prompt)
 
     def _length(self, line: Line) -> int | None:
-        """Where nothing says how long a text may be: as long as the model reads at once."""
+        """The default length of a text: one context of the model."""
         is_template = any(isinstance(part, dict) for part in line["prompt"])
         if line["max_new_tokens"] is not None or is_template:
             return None
@@ -288,8 +288,8 @@ class Worker:
             text.handle.abort()
 
     def _tell_finished(self, text: _Text) -> None:
-        """What passes wrote of a text that is told piece by piece: as `Extended` has it, with the chances of
-        its tokens. That a piece is finished is told before it is known whether the text ends in it."""
+        """Send what passes wrote of a text that is sent piece by piece, with log-probabilities. Otherwise
+        `Extended` does this; but a finished piece is known before it is known whether the text ends in it."""
         start, stop = text.told_to, text.finished_to
         if text.telling is None or text.chances is None or stop <= start:
             return
@@ -326,7 +326,7 @@ class Worker:
                 self._leave(text.number)
 
     def _happened(self, event: Event, alternatives: int | None) -> list[Any] | None:
-        """What somebody who watches is told, as films have it (`bd3lm.reports.animation`)."""
+        """An event for a client that watches, in the format of films (`bd3lm.reports.animation`)."""
         match event:
             case Started(request=request):
                 mask = self.model.config.mask_id
@@ -348,7 +348,7 @@ class Worker:
         return None
 
     def _piece(self, token: int) -> str:
-        """A token on its own, which may be half a character."""
+        """The text of one token, which may be half a character."""
         return self.tokenizer.decode([token])
 
     def _done(self, text: _Text, generation: Generation) -> Line:

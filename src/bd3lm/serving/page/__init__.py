@@ -1,4 +1,4 @@
-"""The page of a server, on which a text is seen while it is written: files of this folder, and no others."""
+"""The server's page, which shows a text while it is written. Only files of this folder are served."""
 
 from importlib.resources import files
 from types import MappingProxyType
@@ -16,8 +16,8 @@ _KINDS = MappingProxyType(
 )
 _HEADERS = MappingProxyType(
     {
-        "cache-control": "no-cache",  # a newer version is seen at once
-        # Texts are only ever shown. Should one be taken for code after all, nothing runs it.
+        "cache-control": "no-cache",  # so that a new version shows at once
+        # The page only shows texts as text. This policy blocks any that would run as code.
         "content-security-policy": "default-src 'self'; object-src 'none'; base-uri 'none'; "
         "form-action 'none'; frame-ancestors 'none'",
         "referrer-policy": "no-referrer",
@@ -27,7 +27,7 @@ _HEADERS = MappingProxyType(
 
 
 def page_file(name: str) -> Response:
-    """A file of the page, as a browser takes it."""
+    """A file of the page as an HTTP response."""
     found = next((each for each in files(__name__).iterdir() if each.name == name), None)
     kind = next((kind for ending, kind in _KINDS.items() if name.endswith(ending)), None)
     if found is None or kind is None:

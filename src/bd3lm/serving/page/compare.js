@@ -1,4 +1,4 @@
-// Two texts of one seed: what their settings do, how many passes each has taken so far, and what came of it.
+// Compares two texts with one seed: what their settings do, the passes of each so far, and the result.
 
 const element = (kind, className, text) => {
   const made = document.createElement(kind);
@@ -7,7 +7,7 @@ const element = (kind, className, text) => {
   return made;
 };
 
-/** A line for each text, as long as the passes that it takes, and filled as far as it is shown. */
+/** A bar for each text: its length is the number of passes, and it fills up as the text is played. */
 export const createRace = (root) => {
   const lanes = [];
 
@@ -43,26 +43,26 @@ export const createRace = (root) => {
   return { lane, clear };
 };
 
-/** What settings do to how a text comes about, for those who have not met them. */
+/** A sentence on how a text is written under these settings. */
 export const mannerOf = ({ law, speculation }, model) => {
   const own = law ?? model.law;
-  if (own === "block") return "A block begins as masks. Pass by pass its tokens are uncovered, in any order.";
+  if (own === "block") return "A block begins as masks. Each pass reveals some of its tokens, in any order.";
   if (own !== "causal") return "";
-  if (speculation === undefined) return "Token after token.";
+  if (speculation === undefined) return "Token by token.";
   if (speculation === "off") return "Every pass writes one token.";
-  const guesses = { auto: "guesses of the next tokens", 1: "a guess of the next token" };
-  const checked = guesses[speculation] ?? `${speculation} guessed tokens at once`;
-  return `Every pass checks ${checked}, keeps what is right, and guesses anew.`;
+  const guesses = { auto: "guessed tokens together", 1: "one guessed token" };
+  const checked = guesses[speculation] ?? `${speculation} guessed tokens together`;
+  return `Every pass checks ${checked}, keeps the correct ones, and guesses again.`;
 };
 
-/** What came of two texts. */
+/** The result for two texts. */
 export const verdictOf = ([a, b]) => {
   const [fewer, more] = [a.usage.passes, b.usage.passes].sort((one, other) => one - other);
   if (a.text === b.text) return `The same text in ${fewer} passes${fewer < more ? ` instead of ${more}` : " each"}.`;
-  const passes = fewer === more ? `${more} passes each` : `${a.usage.passes} passes and ${b.usage.passes}`;
+  const passes = fewer === more ? `${more} passes each` : `${a.usage.passes} and ${b.usage.passes} passes`;
   const signs = [...a.text];
   const others = [...b.text];
   const unlike = signs.findIndex((sign, i) => sign !== others[i]);
   const where = unlike < 0 ? signs.length : unlike;
-  return `The texts differ${where > 0 ? `, after ${where} characters that are the same` : ""}; ${passes}.`;
+  return `The texts differ${where > 0 ? ` after ${where} equal characters` : ""}: ${passes}.`;
 };

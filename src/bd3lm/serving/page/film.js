@@ -1,10 +1,10 @@
-// A text being written, as the steps that the server tells (docs/serving.md), and what is to be seen at each of its
-// moments. Nothing here knows of the page.
+// A film: the steps of a text being written, as the server sends them (docs/serving.md), and what each moment of it
+// shows. Nothing here depends on the page.
 //
-// A film with drafts goes by passes, each of which ends with its drafts, be there any or none. Any other film goes by
-// steps: a token, or a block of several that is begun.
+// A film with drafts has a moment for each pass, which ends with its drafts, even if it has none. Any other film has a
+// moment for each step: a token, or the start of a block of several tokens.
 
-export const SETTLED = 3; // moments until a token that was written looks like the others
+export const SETTLED = 3; // moments until a written token looks like the others
 
 export const createFilm = () => ({ given: [], steps: [], ended: false, mended: new Map() });
 
@@ -15,7 +15,7 @@ export const addSteps = (film, steps) => {
   }
 };
 
-/** The film is whole: what stands after the end of the text was written in vain. */
+/** The film is complete. Cut off tokens that were written past the end of the text. */
 export const endFilm = (film, length) => {
   const reached = film.steps.reduce((most, step) => (step[0] === "block" ? Math.max(most, step[2]) : most), 0);
   if (length !== null && Math.max(reached, film.given.length) > length) film.steps.push(["cut", length]);
@@ -27,12 +27,12 @@ export const hasDrafts = (film) => film.steps.some(([kind]) => kind === "draft")
 const isSeen = ([kind, start, stop]) =>
   kind === "show" || kind === "hide" || (kind === "block" && stop - start > 1);
 
-/** How many steps are done when there is something to see. */
+/** The number of steps that are done at each moment. */
 export const momentsOf = (film) => {
   const { steps, ended } = film;
   const isEnd = hasDrafts(film) ? ([kind]) => kind === "draft" : isSeen;
   const moments = [0, ...steps.flatMap((step, i) => (isEnd(step) ? [i + 1] : []))];
-  // What follows the last pass of a finished text belongs to it.
+  // Steps after the last pass of a finished text belong to that pass.
   if (ended && moments.length > 1) moments.pop();
   if (moments.at(-1) < steps.length) moments.push(steps.length);
   return moments;
@@ -40,13 +40,13 @@ export const momentsOf = (film) => {
 
 const maskSince = (since) => ({ piece: null, since });
 
-/** What stands at each position at a moment, what is drafted, and which block is written. */
+/** The tokens at a moment, the drafts, and the block being written. */
 export const stateAt = (film, moments, end) => {
   const tokens = film.given.map((piece) =>
     piece === null ? maskSince(-SETTLED) : { piece, since: -SETTLED, isGiven: true },
   );
   const blocks = [];
-  const ranks = new Map(); // of a block's start: how many of its tokens are there
+  const ranks = new Map(); // by a block's start: how many of its tokens are written
   let drafts = new Map();
   let now = [0, 0];
   let shown = 0;
@@ -79,7 +79,7 @@ export const stateAt = (film, moments, end) => {
   return { tokens, blocks, now, shown, drafts: new Map(open) };
 };
 
-/** Of the drafts before a moment, the places of those that it has not: they were wrong, or guessed anew. */
+/** The places of drafts that a moment rejects: they were wrong, or guessed differently. */
 export const wrongDrafts = (before, after) =>
   [...before.drafts].flatMap(([place, piece]) => {
     const found = after.tokens[place]?.piece ?? after.drafts.get(place);
@@ -91,10 +91,10 @@ const countPasses = (film, steps) => {
   return steps.filter((step) => step[0] === kind).length;
 };
 
-/** How many passes there were at a moment. */
+/** The number of passes up to a moment. */
 export const passesAt = (film, moments, end) => countPasses(film, film.steps.slice(0, moments[end]));
 
-/** How many tokens were written, in how many passes: as far as it is known before the server has counted. */
+/** Tokens and passes so far, before the server sends its counts. */
 export const countsOf = (film) => {
   const moments = momentsOf(film);
   const { tokens } = stateAt(film, moments, moments.length - 1);
@@ -113,16 +113,16 @@ export const piecesOf = (film) => {
 
 const HALF = "\ufffd";
 
-/** What is shown for a token at a place: a character of several tokens stands with the last of them. */
+/** The text shown for a token. A character that takes several tokens is shown at the last of them. */
 export const pieceAt = (film, place, piece) => {
   const [from, text] = film.mended.get(place) ?? [];
   return from === piece ? text : piece;
 };
 
-/** The tokens of a run that has the text: where there is one for each byte, characters stand at their last. */
+/** Split a text among its tokens. If each token is a byte, a character goes to the token of its last byte. */
 const spread = (text, count) => {
   const parts = Array.from({ length: count }, () => "");
-  // The sign of what is no character stands for one byte.
+  // The replacement character stands for one byte.
   const ends = [...text].map((sign) => (sign === HALF ? 1 : new TextEncoder().encode(sign).length));
   const bytes = ends.reduce((sum, length) => sum + length, 0);
   let at = -1;
@@ -134,8 +134,8 @@ const spread = (text, count) => {
 };
 
 /**
- * Tokens that are parts of characters become readable once the text is known. `text` is that of all tokens from
- * `first` on; where it does not go with them, all stays as it is.
+ * Show tokens that are parts of characters, once the text is known. `text` is the text of all tokens from `first` on;
+ * if the tokens do not match it, nothing changes.
  */
 export const mend = (film, pieces, first, text) => {
   const found = new Map();
@@ -167,11 +167,11 @@ const KEPT = "\n\t\u200c\u200d"; // joiners too: some scripts, and some emoji, n
 const sign = (character) => {
   const code = character.codePointAt(0);
   if (KEPT.includes(character)) return character;
-  if (code < 0x20) return String.fromCodePoint(0x2400 + code); // the pictures of control characters: ␀, ␛
+  if (code < 0x20) return String.fromCodePoint(0x2400 + code); // visible pictures of control characters: ␀, ␛
   if (code === 0x7f) return "␡";
   if (code < 0xa0) return `\\x${code.toString(16)}`;
-  return code >= 0xd800 && code < 0xe000 ? HALF : ""; // of those that turn text around nothing is seen
+  return code >= 0xd800 && code < 0xe000 ? HALF : ""; // characters that change the direction of text are left out
 };
 
-/** Text as signs that can be seen: control characters shown, invisible ones that turn text around left out. */
+/** Text in visible characters: control characters as pictures, without those that change its direction. */
 export const readable = (text) => text.replaceAll("\r\n", "\n").replace(/\p{Cc}|\p{Cf}|\p{Cs}/gu, sign);

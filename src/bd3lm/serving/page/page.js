@@ -1,5 +1,5 @@
-// The page of a server: what is asked, and what becomes of it. The address holds all settings, so that a link shares
-// them; nothing is asked before somebody presses the button.
+// The page itself: its form, its requests and their results. The address holds all settings, so a link shares them.
+// Nothing is written before somebody presses the button.
 
 import { createRace, mannerOf, verdictOf } from "./compare.js";
 import { readable } from "./film.js";
@@ -8,11 +8,11 @@ import { createView } from "./view.js";
 
 const find = (id) => document.getElementById(id);
 const [prompt, seed, maxTokens, fills, compare] = ["prompt", "seed", "max_tokens", "fills", "compare"].map(find);
-const LONGEST_LINK = 6000; // characters of a prompt that an address still holds
+const LONGEST_LINK = 6000; // characters of a prompt that fit into an address
 
 let model = null;
-let running = null; // ends what is written
-let messages = []; // of a conversation
+let running = null; // aborts the running requests
+let messages = []; // of the conversation
 let turns = []; // their views
 const prompts = { write: prompt.value, fill: "The river{6} in the north of the town.", chat: "" };
 let shownMode = "write";
@@ -52,7 +52,7 @@ const panes = [createPane("A"), createPane("B")];
 const isComparing = () => compare.checked && modeNow() !== "chat";
 const panesNow = () => (isComparing() ? panes : panes.slice(0, 1));
 
-/** Set a field to what an address says, as far as that can be. */
+/** Set a field from the address, if the value is valid. */
 const fill = (field, value) => {
   if (field.type === "number" && !Number.isFinite(Number(value))) return;
   field.value = value;
@@ -61,10 +61,10 @@ const fill = (field, value) => {
 
 const setField = (pane, name, value) => fill(pane.fields[name], value);
 
-/** The settings that do something under the law of a pane. */
+/** The settings that have an effect under the law of a pane. */
 const meansOf = (pane) => model?.means?.[pane.fields.law.value] ?? [];
 
-/** Only what means something for the model is shown. */
+/** Show only the settings that have an effect for the model. */
 const showFields = (pane) => {
   const means = meansOf(pane);
   const isMeant = {
@@ -80,7 +80,7 @@ const showFields = (pane) => {
 
 const numberOf = (field) => (field.value.trim() === "" ? undefined : Number(field.value));
 
-/** The settings of a pane that are shown and filled in; the others are the model's own. */
+/** The visible, filled-in settings of a pane. The model has defaults for the others. */
 const settingsOf = (pane) => {
   const found = {};
   for (const [name, field] of Object.entries(pane.fields)) {
@@ -94,11 +94,11 @@ const settingsOf = (pane) => {
 
 const lawWithGuesses = () => model?.laws.find((each) => each === "causal" && model.means[each].includes("speculation"));
 
-let before = null; // the first pane's settings, as they were before two were compared
+let before = null; // the first pane's settings from before the comparison
 
 const valuesOf = (pane) => Object.entries(pane.fields).map(([name, field]) => [name, field.value]);
 
-/** Two settings worth comparing: without and with speculation, where the model has it. */
+/** Two settings worth comparing: without and with speculation, if the model has it. */
 const contrast = () => {
   const [a, b] = panes;
   before ??= valuesOf(a);
@@ -116,7 +116,7 @@ const endContrast = () => {
   before = null;
 };
 
-/** One press shows what speculation is good for: a text without it and with it, written and then played. */
+/** Show what speculation gains with one press: write a text without it and with it, then play both. */
 const showWhy = async () => {
   if (running) return;
   setMode("write");
@@ -130,7 +130,7 @@ const playBoth = () => panes.forEach((pane) => pane.view.play(0));
 
 // --- asking ---
 
-const ALTERNATIVES = 5; // what else the model thought of, where it can tell
+const ALTERNATIVES = 5; // other likely tokens to ask for, if the model reports them
 
 const askedOf = (pane, mode) => {
   const shared = { seed: Number(seed.value), ...settingsOf(pane) };
@@ -156,7 +156,7 @@ const read = async (view, mode, body, signal) => {
   return { text, usage };
 };
 
-/** Have a text written where it is seen; null where it was not finished. */
+/** Write a text into a view. Returns null if it was not finished. */
 const writeInto = async (view, mode, body, signal) => {
   view.start({ isAnswer: mode === "chat" });
   try {
@@ -181,7 +181,7 @@ const setRunning = (controller) => {
 
 const stop = () => running?.abort();
 
-/** Whether all was written that was asked for. */
+/** Write everything that was asked for. Returns whether all of it was finished. */
 const write = async () => {
   if (running) return false;
   if (seed.value.trim() === "") newSeed();
@@ -207,7 +207,7 @@ const writeTexts = async (signal) => {
   race.clear();
   const found = await Promise.all(shown.map((pane) => writeInto(pane.view, mode, askedOf(pane, mode), signal)));
   const isWhole = !found.includes(null);
-  if (shown.length > 1) find("verdict").textContent = isWhole ? verdictOf(found) : "Not both are finished.";
+  if (shown.length > 1) find("verdict").textContent = isWhole ? verdictOf(found) : "One of the texts is not finished.";
   return isWhole;
 };
 
@@ -242,7 +242,7 @@ const sayInChat = async (signal) => {
     messages.push({ role: "assistant", content: found.text });
     return true;
   }
-  // What was not answered is no part of the conversation, and may be said again.
+  // An unanswered message leaves the conversation and returns to the field.
   messages.pop();
   if (prompt.value === "") prompt.value = said;
   return false;
@@ -267,7 +267,7 @@ const setMode = (mode) => {
   showMode();
 };
 
-/** Put a gap where the cursor is, or in place of what is selected; it takes the space before it, as tokens do. */
+/** Insert a gap at the cursor or in place of the selection. It takes the space before it, as tokens do. */
 const makeGap = () => {
   const { value, selectionStart, selectionEnd } = prompt;
   const isTemplate = modeNow() === "fill";
@@ -288,11 +288,11 @@ const refill = ([before, count, after]) => {
   write();
 };
 
-// --- what is shown ---
+// --- the form ---
 
 const WORDS = {
   write: ["Prompt", "Write"],
-  fill: ["Text with gaps: {6} is one of six tokens, {{ and }} are braces", "Fill"],
+  fill: ["Text with gaps: {6} is a gap of six tokens; write {{ and }} for braces", "Fill"],
   chat: ["Message", "Send"],
 };
 
@@ -352,7 +352,7 @@ const load = async () => {
   } catch (error) {
     const isFirst = error.status === 401 && !hasKey();
     if (error.status === 401) askForKey();
-    complain(isFirst ? null : error); // nobody has done anything wrong yet
+    complain(isFirst ? null : error); // the first time, nobody has entered a wrong key
     return;
   }
   complain(null);
@@ -405,18 +405,18 @@ const share = async () => {
     await navigator.clipboard.writeText(location.href);
     button.textContent = "Copied";
   } catch {
-    button.textContent = "See the address bar"; // browsers let pages copy only on safe connections
+    button.textContent = "See the address bar"; // browsers allow copying only on secure connections
   }
   setTimeout(() => {
     button.textContent = "Copy link";
   }, 2000);
 };
 
-// --- what people do ---
+// --- input ---
 
 const isField = (target) => target.closest?.("input, textarea, select, button, a, .stage") ?? null;
 
-/** Keys that reach no field play all texts that are seen. */
+/** Keys outside of fields play all visible texts. */
 const onKey = (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const onOwn = event.target.closest?.(".transport .play");

@@ -1,4 +1,4 @@
-// What the page asks of the server that it came from.
+// Requests to the server that the page came from.
 
 const KEY = "bd3lm-key";
 
@@ -9,7 +9,7 @@ export class ServerError extends Error {
   }
 }
 
-/** Kept as long as the tab is, and no longer. */
+/** Keep the key until the tab is closed. */
 export const keepKey = (key) => sessionStorage.setItem(KEY, key);
 
 export const hasKey = () => sessionStorage.getItem(KEY) !== null;
@@ -29,16 +29,16 @@ const request = async (path, options) => {
   }
   if (answer.ok) return answer;
   const told = await answer.json().catch(() => null);
-  throw new ServerError(told?.error?.message ?? `The server answered ${answer.status}.`, answer.status);
+  throw new ServerError(told?.error?.message ?? `The server answered with status ${answer.status}.`, answer.status);
 };
 
-/** The model that is served. */
+/** The served model. */
 export const model = async () => {
   const { data } = await (await request("v1/models")).json();
   return { name: data[0].id, ...data[0].bd3lm };
 };
 
-/** The chunks of an answer, one after another, as the server sends them. */
+/** The chunks of an answer, as the server sends them. */
 export async function* chunks(path, body, signal) {
   const asked = { ...body, stream: true, events: true, stream_options: { include_usage: true } };
   const answer = await request(path, { method: "POST", body: JSON.stringify(asked), signal });
@@ -46,7 +46,7 @@ export async function* chunks(path, body, signal) {
   let held = "";
   for (;;) {
     const { value, done } = await reader.read();
-    if (done) throw new ServerError("The answer broke off.", 0);
+    if (done) throw new ServerError("The connection closed before the answer was complete.", 0);
     const events = (held + value).split("\n\n");
     held = events.pop();
     for (const event of events) {

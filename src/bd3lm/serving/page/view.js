@@ -1,11 +1,11 @@
-// Draws a film, plays it, and says of each token what is known. Text is only ever set as textContent.
+// Draws and plays a film, and describes each token. Text is only ever set as textContent.
 
 import {
   SETTLED, addSteps, countsOf, createFilm, endFilm, hasDrafts, mend, momentsOf, passesAt, pieceAt, piecesOf, readable,
   stateAt, wrongDrafts,
 } from "./film.js";
 
-const VERDICT = 0.45; // of the time of a moment: how long drafts are struck through before it
+const VERDICT = 0.45; // how long wrong drafts are struck through, as a share of a moment's time
 const LONGEST_VERDICT = 220; // milliseconds
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -22,7 +22,7 @@ const element = (kind, className, text) => {
   return made;
 };
 
-/** A piece of text as it is quoted: its spaces and line breaks are seen. */
+/** A quoted piece of text, with visible spaces and line breaks. */
 const quoted = (piece) => {
   const shown = readable(piece).replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll(" ", "␣");
   return `“${shown}”`;
@@ -32,8 +32,8 @@ const fixed = (number, digits) =>
   number.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 
 /**
- * What is seen of one text. `onRefill(template parts)` is called when a part of it is to be written anew; without
- * it nothing can be selected for that. `onMoment(tokens, passes, all passes)` is told of the moment that is seen.
+ * The view of one text. `onRefill(template parts)` is called to write a part of it again; without it no part can be
+ * selected. `onMoment(tokens, passes, all passes)` is called with each moment that is shown.
  */
 export const createView = (root, { name, onRefill, onMoment } = {}) => {
   const part = (selector) => root.querySelector(selector);
@@ -46,18 +46,18 @@ export const createView = (root, { name, onRefill, onMoment } = {}) => {
     speed: part(".count-speed"),
   };
   let film = createFilm();
-  let first = 0; // the first position that is drawn: of a conversation only the answer is
+  let first = 0; // the first position to draw: a conversation shows only the answer
   let moments = [0];
   let at = 0;
   let isLive = false;
-  let follows = true; // shows what comes, as it comes
+  let follows = true; // show each moment as it arrives
   let timer = 0;
   let frame = 0;
-  let final = null; // the pieces of the finished text, whose room tokens have from the start
-  let whole = null; // what the server counted of the finished text, and the seconds that it took
+  let final = null; // the pieces of the finished text, which reserve room for each token
+  let whole = null; // the server's counts for the finished text, and its seconds
   let began = 0;
   let elements = [];
-  let current = -1; // the token that keys go on from
+  let current = -1; // the token from which keys move
   let picked = null;
   stage.setAttribute("aria-label", name ? `The text of ${name}` : "The text");
 
@@ -75,7 +75,7 @@ export const createView = (root, { name, onRefill, onMoment } = {}) => {
     return elements[place];
   };
 
-  /** Where a token stands in the order of its block, or, where blocks are single tokens, in which pass it came. */
+  /** A token's rank in its block or, if blocks are single tokens, its pass. */
   const shareOf = (token) => {
     if (token.size > 1) return (token.rank + 1) / token.size;
     return hasDrafts(film) ? ((token.since % 2) + 1) / 2 : 0;
@@ -103,7 +103,7 @@ export const createView = (root, { name, onRefill, onMoment } = {}) => {
       now: !drawn.isEnd && place >= state.now[0] && place < state.now[1] && state.now[1] - state.now[0] > 1,
     };
     made.className = ["token", ...Object.keys(classes).filter((each) => classes[each])].join(" ");
-    made.ariaHidden = isDraft || token === undefined ? "true" : null; // it is no part of the text
+    made.ariaHidden = isDraft || token === undefined ? "true" : null; // it is not part of the text
     const text = isDraft ? draft : isOpen ? (own ?? "\u00a0\u00a0\u00a0") : pieceAt(film, place, token.piece);
     const shown = readable(text);
     if (made.textContent !== shown) made.textContent = shown;
@@ -132,18 +132,18 @@ export const createView = (root, { name, onRefill, onMoment } = {}) => {
     countTo(state);
   };
 
-  /** A moment's own tokens and passes: two texts that are played at one pace are seen to differ in them. */
+  /** The tokens and passes up to a moment, in which two texts played at one pace differ. */
   const countTo = (state) => {
     const passes = passesAt(film, moments, at);
     const written = state.tokens.filter((token) => token.piece !== null && !token.isGiven).length;
-    // At the end it is as the server has it; of several fills it has counted the passes of all.
+    // At the end use the server's counts, which for several fills include the passes of all.
     const isOwn = whole === null || (at < last() && passesAt(film, moments, last()) === whole.passes);
     const counts = isOwn ? { written, passes } : whole;
     onMoment?.(counts.written, counts.passes, whole?.passes ?? passes);
     if (whole !== null) drawCounts(counts, whole.seconds, whole.written);
   };
 
-  /** Go one moment on; drafts that it has not are struck through for a moment before. */
+  /** Step forward one moment, after striking through the drafts that it rejects. */
   const advance = (pause) => {
     const before = stateAt(film, moments, at);
     const wrong = wrongDrafts(before, stateAt(film, moments, at + 1));
@@ -166,7 +166,7 @@ export const createView = (root, { name, onRefill, onMoment } = {}) => {
     slider.value = at;
     const unit = hasDrafts(film) ? "pass" : "step";
     position.textContent = last() === 0 ? "" : `${unit} ${at} of ${last()}`;
-    slider.setAttribute("aria-valuetext", position.textContent || "nothing yet");
+    slider.setAttribute("aria-valuetext", position.textContent || "empty");
   };
 
   const drawCounts = (counts, seconds, written = counts.written) => {
@@ -181,7 +181,7 @@ export const createView = (root, { name, onRefill, onMoment } = {}) => {
     frame = 0;
     moments = momentsOf(film);
     if (follows) {
-      // One moment on is seen with its drafts struck through; of several that came together only the last is.
+      // A single new moment first strikes drafts through; if several arrive together, only the last shows.
       const isNext = at === last() - 1 && !calm.matches;
       const wrong = isNext ? wrongDrafts(stateAt(film, moments, at), stateAt(film, moments, at + 1)) : [];
       if (wrong.length > 0) {
@@ -250,9 +250,9 @@ export const createView = (root, { name, onRefill, onMoment } = {}) => {
 
   const whenOf = (token) => {
     if (token.isGiven) return "given";
-    if (hasDrafts(film)) return `pass ${token.since + 1}${token.wasDrafted ? ", guessed before and right" : ""}`;
+    if (hasDrafts(film)) return `pass ${token.since + 1}${token.wasDrafted ? ", guessed correctly" : ""}`;
     const isPass = whole === null || whole.passes === film.steps.filter(([kind]) => kind === "show").length;
-    return `${isPass ? "pass" : "in order"} ${token.order}`;
+    return `${isPass ? "pass" : "reveal"} ${token.order}`;
   };
 
   const describe = (place) => {
@@ -261,8 +261,8 @@ export const createView = (root, { name, onRefill, onMoment } = {}) => {
     detail.replaceChildren();
     if (token === undefined || token.piece === null) {
       const draft = drafts.get(place);
-      if (draft !== undefined) detail.textContent = `${quoted(draft)} is a draft: no part of the text yet`;
-      else if (token) detail.textContent = "a mask: nothing is written here yet";
+      if (draft !== undefined) detail.textContent = `${quoted(draft)} is a draft, not yet part of the text`;
+      else if (token) detail.textContent = "A mask: no token is written here yet";
       return;
     }
     detail.append(element("b", "", quoted(pieceAt(film, place, token.piece))));
@@ -273,7 +273,7 @@ export const createView = (root, { name, onRefill, onMoment } = {}) => {
 
   const alternatives = (token) => {
     const list = element("ul", "others");
-    list.setAttribute("aria-label", "What the model thought of");
+    list.setAttribute("aria-label", "The most likely tokens");
     for (const [piece, logP] of token.others) {
       const item = element("li", piece === token.piece ? "chosen" : "");
       item.style.setProperty("--p", Math.exp(logP));
@@ -299,7 +299,7 @@ export const createView = (root, { name, onRefill, onMoment } = {}) => {
     if (to < first) return;
     const from = picked && isExtending ? picked.anchor : Math.max(current, first);
     mark(to);
-    elements[to].tabIndex = -1; // only now: chromium selects nothing from a token on that can have the focus
+    elements[to].tabIndex = -1; // only now: chromium cannot start a selection at a focusable token
     elements[to].focus();
     if (isExtending) select(from, to);
     else getSelection().removeAllRanges();
@@ -328,7 +328,7 @@ export const createView = (root, { name, onRefill, onMoment } = {}) => {
     focusToken(current < first ? first : current + move, event.shiftKey);
   });
 
-  // --- a part that is to be written anew ---
+  // --- writing a part again ---
 
   const setPicked = (value) => {
     picked = value;
@@ -365,7 +365,7 @@ export const createView = (root, { name, onRefill, onMoment } = {}) => {
     }
   };
 
-  /** A range that only reaches a token's edge has none of its text. */
+  /** A range that only touches a token's edge holds none of its text. */
   const touches = (range, token) => {
     const own = document.createRange();
     own.selectNodeContents(token);
@@ -385,7 +385,7 @@ export const createView = (root, { name, onRefill, onMoment } = {}) => {
     });
   }
 
-  // --- a text from its beginning to its end ---
+  // --- the life of a text ---
 
   const start = ({ isAnswer = false } = {}) => {
     setPlaying(false);
@@ -402,7 +402,7 @@ export const createView = (root, { name, onRefill, onMoment } = {}) => {
     status.textContent = "Writing …";
     drawCounts({ written: 0, passes: 0 }, 0);
     describePosition();
-    // On a phone the text is below what asked for it.
+    // On a phone the text is below the form.
     stage.scrollIntoView({ block: "nearest", behavior: calm.matches ? "instant" : "smooth" });
   };
 
@@ -423,14 +423,14 @@ export const createView = (root, { name, onRefill, onMoment } = {}) => {
     status.textContent = words;
   };
 
-  /** The text as the server has it; `before` is what of it was given, or null where that is not known. */
+  /** Show the server's final text. `before` is its given part, or null if unknown. */
   const finish = ({ text, before, usage }) => {
     const seconds = (performance.now() - began) / 1000;
     cancelAnimationFrame(frame);
     frame = 0;
     endFilm(film, usage.total_tokens);
     moments = momentsOf(film);
-    film.mended = new Map(); // anew, with all that there is
+    film.mended = new Map(); // again, now with the whole text
     const pieces = piecesOf(film);
     mend(film, pieces, film.given.length, text);
     if (before !== null) mend(film, pieces, 0, before + text);
@@ -439,7 +439,7 @@ export const createView = (root, { name, onRefill, onMoment } = {}) => {
     halt(`Finished: ${usage.completion_tokens} tokens in ${usage.passes} passes.`);
     drawCounts(whole, seconds);
     const isOneOfSeveral = film.given.includes(null) && usage.passes > usage.completion_tokens;
-    if (isOneOfSeveral) detail.textContent = "One of several fills, chosen by what follows. Passes are those of all.";
+    if (isOneOfSeveral) detail.textContent = "Chosen from several fills by the text after it; passes count all fills.";
     if (follows) draw(last());
     else describePosition();
   };
