@@ -2,16 +2,20 @@
 
 import pytest
 from fastapi.testclient import TestClient
+from markupsafe import escape
 
 from bd3lm.serving import Limits
 from bd3lm.serving.app import build_app
 from bd3lm.serving.engine import RemoteEngine
+from bd3lm.serving.reference import reference_page
 from bd3lm.serving.worker import Served, Worker
 from tests.serving import small_model
 
 FILES = {
     "/": "text/html",
+    "/docs": "text/html",
     "/page/page.css": "text/css",
+    "/page/reference.css": "text/css",
     "/page/page.js": "text/javascript",
     "/page/view.js": "text/javascript",
     "/page/film.js": "text/javascript",
@@ -40,7 +44,8 @@ def test_it_needs_no_key_and_nothing_from_elsewhere(client: TestClient, path: st
 
 
 @pytest.mark.parametrize(
-    "name", ["__init__.py", "nothing.js", "..%2fapp.py", "%2e%2e/app.py", "", "__pycache__"]
+    "name",
+    ["__init__.py", "nothing.js", "reference.html.j2", "..%2fapp.py", "%2e%2e/app.py", "", "__pycache__"],
 )
 def test_nothing_else_is_given_away(client: TestClient, name: str) -> None:
     assert client.get(f"/page/{name}").status_code == 404
@@ -52,3 +57,27 @@ def test_a_model_says_which_settings_mean_something() -> None:
         "block": ["lean", "speculation", "alternatives"],
         "causal": ["speculation", "alternatives"],
     }
+
+
+def test_the_reference_names_every_route_field_and_limit(client: TestClient) -> None:
+    page = client.get("/docs").text
+    schema = client.get("/openapi.json").json()
+    for path in schema["paths"]:
+        assert path in page
+    for asked in ("CompletionAsk", "ChatAsk"):
+        for name, field in schema["components"]["schemas"][asked]["properties"].items():
+            assert f"<code>{name}</code>" in page
+            assert escape(field.get("description", "")) in page
+    for words in ("number, more than 0, at most 1 ", "auto or off or integer", "{include_usage: boolean}"):
+        assert words.strip() in page
+    assert "OpenAI" in page
+    assert client.get("/redoc").status_code == 404
+
+
+def test_the_reference_escapes_what_a_schema_says() -> None:
+    script = "<script>x</script>"
+    body = {"content": {"application/json": {"schema": {"properties": {script: {"description": script}}}}}}
+    operation = {"description": script, "requestBody": body, "responses": {"400": {"description": script}}}
+    page = reference_page({"info": {"description": script}, "paths": {script: {"post": operation}}})
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;") >= 6

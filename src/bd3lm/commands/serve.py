@@ -84,7 +84,7 @@ class Serve(Command):
         path = interop.BOX_FOLDER if self.model is None else interop.resolve(source)
         served = Served(
             str(path),
-            self.name or PurePath(str(source)).name,
+            self.name or PurePath(self.model or source).name,
             device=self.device,
             dtype=sampling_dtype(self.dtype, self.device),
             law=self.law,

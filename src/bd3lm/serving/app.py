@@ -23,7 +23,8 @@ from bd3lm.serving.limits import Limits
 from bd3lm.serving.link import Line
 from bd3lm.serving.metrics import Metrics
 from bd3lm.serving.middleware import BodyLimit, Counted, CutOff, Timed
-from bd3lm.serving.page import page_file
+from bd3lm.serving.page import page_file, page_response
+from bd3lm.serving.reference import reference_page
 
 _ABOUT = (
     "Texts from one model, with OpenAI's routes. A field that would have no effect is refused. Fields marked "
@@ -62,7 +63,14 @@ def build_app(engine: RemoteEngine, *, key: str | None = None, origins: Sequence
         yield
         await engine.close()
 
-    app = FastAPI(title="bd3lm", version=bd3lm.__version__, description=_ABOUT, lifespan=life)
+    app = FastAPI(
+        title="bd3lm",
+        version=bd3lm.__version__,
+        description=_ABOUT,
+        lifespan=life,
+        docs_url=None,  # FastAPI's own pages load their scripts from the internet
+        redoc_url=None,
+    )
     app.state.engine, app.state.metrics = engine, metrics
     app.add_middleware(BodyLimit, most=limits.body)
     app.add_middleware(Counted, metrics=metrics)
@@ -127,6 +135,11 @@ def build_app(engine: RemoteEngine, *, key: str | None = None, origins: Sequence
     async def page() -> Response:
         """The page that shows a text while it is written. It holds no text and needs no key."""
         return page_file("index.html")
+
+    @app.get("/docs", include_in_schema=False)
+    async def reference() -> Response:
+        """The routes and their fields."""
+        return page_response(reference_page(app.openapi()), ".html")
 
     @app.get("/page/{name}", include_in_schema=False)
     async def part_of_page(name: str) -> Response:

@@ -29,7 +29,12 @@ _HEADERS = MappingProxyType(
 def page_file(name: str) -> Response:
     """A file of the page as an HTTP response."""
     found = next((each for each in files(__name__).iterdir() if each.name == name), None)
-    kind = next((kind for ending, kind in _KINDS.items() if name.endswith(ending)), None)
-    if found is None or kind is None:
+    ending = next((ending for ending in _KINDS if name.endswith(ending)), None)
+    if found is None or ending is None:
         raise HTTPException(404, f"the page has no file {name}")
-    return Response(found.read_bytes(), headers={**_HEADERS, "content-type": kind})
+    return page_response(found.read_bytes(), ending)
+
+
+def page_response(content: str | bytes, ending: str) -> Response:
+    """What a file of the page with this ending holds, as an HTTP response."""
+    return Response(content, headers={**_HEADERS, "content-type": _KINDS[ending]})
