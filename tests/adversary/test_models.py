@@ -419,7 +419,7 @@ def test_a_whole_context_that_no_memory_holds_is_refused(kind: str, folder: Path
         return use(folder)
 
     line = confined(lambda: outcome(work), megabytes=100)
-    assert "a pass over 1 x 1,048,576 tokens must fit in memory: at least" in line
+    assert "a pass over 1 x 1,048,576 tokens must fit in memory: it needs at least" in line
 
 
 def test_a_cache_that_no_memory_holds_is_refused() -> None:

@@ -346,7 +346,7 @@ def test_nothing_is_allocated_for_what_does_not_fit(
 def test_weights_must_fit_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bd3lm.models.devices.memory_of", lambda _: 1000)
     with pytest.raises(
-        ValueError, match=r"the weights in .* must fit in memory: at least 0.0 GiB are needed"
+        ValueError, match=r"the weights in .* must fit in memory: it needs at least 0.0 GiB"
     ):
         interop.load(folder)
 

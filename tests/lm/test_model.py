@@ -228,7 +228,7 @@ def test_bad_options_of_loading(options: dict[str, Any], said: str) -> None:
 def test_there_must_be_a_gpu_to_load_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(
-        ValueError, match="device must be cpu where there is no GPU that torch can use, got 'cu"
+        ValueError, match="device must be cpu, because torch finds no GPU it can use, got 'cu"
     ):
         load("box", device="cuda")
 

@@ -352,7 +352,7 @@ def test_a_lead_in_is_for_an_empty_cache_and_no_longer_than_a_pass():
             cache.lead_in(torch.tensor(tokens))
         assert cache.ends.tolist() == [0, 0]
     commit(cache, random_tokens(2, 2), 2)
-    with pytest.raises(ValueError, match=r"a lead-in is for an empty cache, got rows that end at \[2, 2\]"):
+    with pytest.raises(ValueError, match=r"a lead-in needs an empty cache, got rows that end at \[2, 2\]"):
         cache.lead_in(torch.tensor([2, 0]))
     assert cache.ends.tolist() == [2, 2]
 
@@ -360,7 +360,7 @@ def test_a_lead_in_is_for_an_empty_cache_and_no_longer_than_a_pass():
 def test_there_is_one_lead_in():
     cache = MODEL.new_cache(2, segment=4, window=4)
     cache.lead_in(torch.tensor([2, 0]))
-    with pytest.raises(ValueError, match=r"a lead-in is for an empty cache, got rows that end at \[-2, 0\]"):
+    with pytest.raises(ValueError, match=r"a lead-in needs an empty cache, got rows that end at \[-2, 0\]"):
         cache.lead_in(torch.tensor([0, 2]))
     assert cache.ends.tolist() == [-2, 0]
 
@@ -523,7 +523,7 @@ def test_empty_caches_are_refused(size):
 
 
 def test_a_pass_longer_than_the_segment_is_refused():
-    with pytest.raises(ValueError, match="a pass through this cache may have 2 tokens, got 3"):
+    with pytest.raises(ValueError, match="a pass through this cache has at most 2 tokens, got 3"):
         MODEL(random_tokens(1, 3), layout=Bidirectional(3), cache=MODEL.new_cache(1, segment=2))
     with pytest.raises(ValueError, match=r"tokens must have 2 positions .* got 1"):
         MODEL(random_tokens(1, 1), layout=Bidirectional(2), cache=MODEL.new_cache(1, segment=2))
@@ -533,6 +533,6 @@ def test_a_pass_longer_than_the_segment_is_refused():
 def test_a_pass_with_other_rows_than_the_cache_is_refused(cache_rows, token_rows):
     cache = MODEL.new_cache(cache_rows, segment=2)
     with pytest.raises(
-        ValueError, match=f"tokens must have {cache_rows} rows, as the cache, got {token_rows}"
+        ValueError, match=f"tokens must have {cache_rows} rows, like the cache, got {token_rows}"
     ):
         MODEL(random_tokens(token_rows, 2), layout=Bidirectional(2), cache=cache)

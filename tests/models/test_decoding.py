@@ -44,7 +44,7 @@ def test_a_network_without_fused_kernels_is_said_once(head_dim, monkeypatch):
         assert not said
     else:
         assert len(said) == 1
-        assert "they take heads of 16, 32, 64 or 128 numbers, got 24" in said[0]
+        assert "they support a head_dim of 16, 32, 64 or 128, got 24" in said[0]
 
 
 @pytest.mark.parametrize("layout", [Drafting.of((0, 0, 1), 2), BlockCopies.of(4, 1, causal_clean=True)])

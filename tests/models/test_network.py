@@ -131,7 +131,7 @@ def test_its_cross_entropy_is_that_of_ours() -> None:
 def test_what_it_does_not_have_is_refused_in_plain_words() -> None:
     network = stranger(PLAIN)
     with pytest.raises(
-        ValueError, match=r"network of kind plain_stranger keeps no keys and values.*cache=False"
+        ValueError, match=r"network of kind plain_stranger has no cache of keys and values.*cache=False"
     ):
         network.new_cache(1, segment=2)
     batch = TokenBatch.of(torch.tensor([[0, 1, 3, 0]]), score_first=True)

@@ -289,23 +289,23 @@ def test_a_compiled_trunk_is_not_compiled_again_for_other_texts(monkeypatch):
     [
         (
             lambda: Packed(BlockDiffusion(24, 3), DOCUMENTS),
-            "documents must begin at multiples of 3, the size of a block, got one .* at token 8 of row 0",
+            "documents must begin at multiples of the block size 3, got one .* at token 8 of row 0",
         ),
         (
             lambda: Packed(BlockCausal(24, 12), DOCUMENTS),
-            "documents must begin at multiples of 12, .* got one that begins at token 8 of row 0",
+            "documents must begin at multiples of the block size 12, got one that begins at token 8 of row 0",
         ),
         (
             lambda: Packed(Causal(23), DOCUMENTS),
             r"documents must be an int64 tensor \(rows, 23\), got .*3, 24",
         ),
         (lambda: Packed(Causal(24), DOCUMENTS.int()), "documents must be an int64 tensor .*torch.int32"),
-        (lambda: Packed(Causal(24), -DOCUMENTS), "documents must not fall along a row"),
-        (lambda: Packed(Packed(Causal(24), DOCUMENTS), DOCUMENTS), "inner must be a layout of one text"),
-        (lambda: Packed(Drafting.of([0, 1], 7), DOCUMENTS), "inner must be a layout of one text"),
+        (lambda: Packed(Causal(24), -DOCUMENTS), "documents must not decrease along a row"),
+        (lambda: Packed(Packed(Causal(24), DOCUMENTS), DOCUMENTS), "inner must be a layout for one text"),
+        (lambda: Packed(Drafting.of([0, 1], 7), DOCUMENTS), "inner must be a layout for one text"),
         (
             lambda: Packed(BlockCopies.of(4, 4, causal_clean=False), DOCUMENTS),
-            "inner must be a layout of one text",
+            "inner must be a layout for one text",
         ),
     ],
 )
@@ -325,5 +325,5 @@ def test_a_pass_of_other_rows_or_through_a_cache_is_refused():
     with pytest.raises(ValueError, match=r"tokens must have 3 rows .* got 2"):
         model(tokens, layout=noisy, cache=tape.replay())
     cache = model.new_cache(3, segment=24)
-    with pytest.raises(ValueError, match=r"layout must be of one text a row, .* got Packed\(Causal"):
+    with pytest.raises(ValueError, match=r"layout must hold one text per row, .* got Packed\(Causal"):
         model(tokens[:1].expand(3, -1), layout=layout, cache=cache)

@@ -147,7 +147,7 @@ def test_a_first_block_has_none_before_it() -> None:
 
 
 def test_layouts_refuse_what_does_not_fit() -> None:
-    with pytest.raises(ValueError, match=r"parents must name .* got \(1,\)"):
+    with pytest.raises(ValueError, match=r"parents must be .* got \(1,\)"):
         Drafting.of((1,), 2)
     with pytest.raises(ValueError, match="length must be 3 clean positions and 2 masks behind each, got 8"):
         Drafting(8, (0, 1), 2)

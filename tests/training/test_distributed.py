@@ -137,5 +137,5 @@ def test_every_process_of_a_machine_needs_its_own_gpu(monkeypatch: pytest.Monkey
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for asked in ("cuda", "cuda:1"):
-        with pytest.raises(ValueError, match=f"device must be cpu where there is no GPU .*, got '{asked}'"):
+        with pytest.raises(ValueError, match=f"device must be cpu, because torch finds no GPU .*, got '{asked}'"):
             Engine.from_environment(device=asked)
