@@ -109,7 +109,7 @@ def test_one_group_can_be_read_alone_and_into_other_tensors(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"w": torch.zeros(3, 2)}, "model/b is not asked for"),
+        ({"w": torch.zeros(3, 2)}, "model/b is stored but not expected"),
         ({"w": torch.zeros(3, 2), "b": torch.zeros(()), "c": torch.zeros(1)}, "model/c is not stored"),
         ({"w": torch.zeros(2, 3), "b": torch.zeros(())}, r"model/w is F32 \[3, 2\] instead of F32 \[2, 3\]"),
         ({"w": torch.zeros(3, 2).half(), "b": torch.zeros(())}, r"F32 \[3, 2\] instead of F16 \[3, 2\]"),
@@ -402,7 +402,7 @@ def test_a_fresh_optimizer_begins_with_its_own_zeros() -> None:
 
 def test_only_the_optimizers_own_parameters_have_a_state() -> None:
     optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(1))])
-    with pytest.raises(ValueError, match="parameters must be the optimizer's, and 'w' is not"):
+    with pytest.raises(ValueError, match="parameters must be the optimizer's own, but 'w' is not"):
         optimizer_groups(optimizer, {"w": nn.Parameter(torch.zeros(1))})
 
 

@@ -70,7 +70,7 @@ def test_the_main_process_works_with_whole_tensors_and_its_failure_is_told_to_al
     assert main["sums"]
     assert other["sums"] == {}
     assert main["said"] == "[Errno 28] No space left on device"
-    assert other["said"] == "[Errno 5] the main process could not go on: No space left on device"
+    assert other["said"] == "[Errno 5] the main process could not continue: No space left on device"
     assert main["after"] == other["after"] == ["there", "there"]
 
 
@@ -137,5 +137,7 @@ def test_every_process_of_a_machine_needs_its_own_gpu(monkeypatch: pytest.Monkey
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for asked in ("cuda", "cuda:1"):
-        with pytest.raises(ValueError, match=f"device must be cpu, because torch finds no GPU .*, got '{asked}'"):
+        with pytest.raises(
+            ValueError, match=f"device must be cpu, because torch finds no GPU .*, got '{asked}'"
+        ):
             Engine.from_environment(device=asked)

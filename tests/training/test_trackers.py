@@ -189,7 +189,7 @@ def test_a_server_that_is_not_there_leaves_the_run_for_later(tmp_path, offline, 
     tiny_trainer(tmp_path, COUNTS, wandb_log(tmp_path), steps=2, validate=False).run()
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("W&B")]
     assert len(said) == 1
-    assert said[0].startswith("W&B cannot be reached; this run is kept for `wandb sync`: ")
+    assert said[0].startswith("W&B cannot be reached; the run is stored locally for `wandb sync`: ")
     [found] = left(tmp_path)
     assert [each["_step"] for each in found.history] == [1, 2]
     assert len(rows(tmp_path)) == 2
@@ -238,7 +238,7 @@ def said_by(tracker: Fails, folder: Path, capsys: Any) -> list[str]:
 def test_a_tracker_that_cannot_be_opened_is_off(tmp_path, capsys):
     tracker = Fails("open")
     [line] = said_by(tracker, tmp_path, capsys)
-    assert line.startswith("Fake is off until the run is resumed, and training goes on: OSError: ")
+    assert line.startswith("Fake is off until the run is resumed; training continues: OSError: ")
     assert "\x1b" not in line
     assert tracker.calls == ["open"]
 
@@ -248,18 +248,18 @@ def test_a_tracker_that_fails_for_a_while_is_told_of_once_and_goes_on(tmp_path, 
     lines = said_by(tracker, tmp_path, capsys)
     assert tracker.taken == [1, 2, 3, 6, 7, 9, 10]
     assert [line.partition(":")[0] for line in lines] == [
-        "Fake lacks this entry, and training goes on",
-        "Fake lacks this entry, and training goes on",
-        "Fake lacks 3 entries of this run; its folder has all",
+        "Fake lacks this entry; training continues",
+        "Fake lacks this entry; training continues",
+        "Fake lacks 3 entries of this run; the run folder has all",
     ]
 
 
 def test_a_tracker_that_fails_at_texts_and_at_its_end(tmp_path, capsys):
     lines = said_by(Fails("texts", "close"), tmp_path, capsys)
-    assert [line.partition(",")[0] for line in lines] == [
+    assert [line.partition(";")[0] for line in lines] == [
         *["Fake lacks this entry"] * 4,
         "Fake was not closed",
-        "Fake lacks 4 entries of this run; its folder has all",
+        "Fake lacks 4 entries of this run",
     ]
 
 
@@ -280,8 +280,8 @@ def test_a_full_disk_under_tensorboard_stops_nothing(tmp_path, capsys):
     tiny_trainer(tmp_path, COUNTS, tracker, Watcher(break_it), steps=4, validate=False).run()
     assert len(rows(tmp_path)) == 4
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("TensorBoard lacks this entry, and training goes on: ")
-    assert lines[-1] == "TensorBoard lacks 2 entries of this run; its folder has all"
+    assert lines[0].startswith("TensorBoard lacks this entry; training continues: ")
+    assert lines[-1] == "TensorBoard lacks 2 entries of this run; the run folder has all"
 
 
 def test_trackers_that_are_not_installed_say_how_to_get_them(tmp_path, monkeypatch):

@@ -402,7 +402,7 @@ def test_a_signal_is_answered_while_the_step_goes_on(tmp_path, monkeypatch, capf
     said: list[str] = []
     monkeypatch.setattr(trainer, "_draws", signalled)
     trainer.run()
-    assert said == ["finishing step 4, then saving; again to quit at once\n"]
+    assert said == ["finishing step 4, then saving; press Ctrl-C again to quit at once\n"]
     assert (trainer.step, trainer.store.latest()) == (4, 4)
 
 
@@ -538,7 +538,9 @@ def test_a_watcher_that_fails_does_not_keep_the_others_from_ending(tmp_path):
 
 
 def test_batches_that_cannot_be_dealt_out_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"micro_batch must divide a process's share .* 4 sequences, got 3"):
+    with pytest.raises(
+        ValueError, match=r"micro_batch must divide each process's share .* 4 sequences, got 3"
+    ):
         tiny_trainer(tmp_path, micro_batch=3)
     with pytest.raises(
         ValueError, match="global_batch must be a multiple of the number of processes 3, got 4"

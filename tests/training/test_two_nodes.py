@@ -107,7 +107,7 @@ def test_a_node_that_dies_ends_the_other_with_a_line_and_the_run_goes_on(nodes, 
     (line,) = said(logs[0], "stderr").splitlines()
     assert re.fullmatch(
         r"bd3lm: another of the 2 processes has ended or cannot be reached \(noticed by process [01]\); the "
-        r"checkpoints are intact: start all again, with --resume",
+        r"checkpoints are intact: restart all processes with --resume",
         line,
     )
     assert not (out / "model").exists()
@@ -132,8 +132,8 @@ def test_a_process_that_is_missing_is_named(tmp_path, monkeypatch, capfd):
         assert main(words) == 1
         said = capfd.readouterr().err.splitlines()
         assert said == [
-            f"bd3lm: all 2 processes must come to 127.0.0.1:{port} within 1 s (--join-timeout), got none "
-            f"numbered {absent}"
+            f"bd3lm: all 2 processes must join at 127.0.0.1:{port} within 1 s (--join-timeout), missing "
+            f"processes: {absent}"
         ]
         assert not out.exists()
 
