@@ -356,10 +356,10 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda folder: os.truncate(folder / TOKENIZER, 2 * 10**8),
         "at most 100,000,000 bytes",
     ),
-    "a tokenizer cut short": (cut(TOKENIZER, 500), "holds no tokenizer that can be read"),
+    "a tokenizer cut short": (cut(TOKENIZER, 500), "cannot be read as a tokenizer"),
     "a tokenizer nested deeply": (
         text_of(TOKENIZER, '{"a":' * 50_000),
-        "holds no tokenizer that can be read",
+        "cannot be read as a tokenizer",
     ),
 }
 

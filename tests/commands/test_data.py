@@ -123,7 +123,7 @@ def test_what_of_a_folder_is_not_read_is_said_first(tmp_path: Path, capsys: Capt
     assert prepare(folder, tmp_path / "out") == 0
     printed = capsys.readouterr()
     assert printed.err.startswith(
-        f"skipped 11 of the 22 files in {folder}; of another format than .txt, .md, .jsonl, ."
+        f"skipped 11 of the 22 files in {folder}; format is not one of .txt, .md, .jsonl, ."
     )
     assert printed.err.count("\n") == 1
     assert "train: 10 documents" in printed.out

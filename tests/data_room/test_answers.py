@@ -118,7 +118,7 @@ def test_a_template_without_end_tokens_gets_one_behind_the_last_answer():
     said = [BYTES.decode([t], skip_special=False) for t, flag in zip(tokens, learned, strict=True) if flag]
     assert "".join(said) == "bd1</s>"  # as far as the content goes, blanks at its ends aside
     lacking = Tokenizer(BYTES.spec, mask_id=BYTES.mask_id, eos_id=None, bos_id=None)
-    with pytest.raises(ValueError, match="no special token behind an answer, and the tokenizer has no end"):
+    with pytest.raises(ValueError, match="no special token after an answer, and the tokenizer has no end"):
         answered(template, messages, lacking)
 
 
@@ -137,20 +137,20 @@ def test_thoughts_that_a_template_drops_later_are_learned_where_they_are_last():
     begin = learned.index(True)
     assert tokens[:begin] == conversation(THINKING, of(turns[:3]), BYTES)
     assert BYTES.decode(tokens[begin:]) == "<think>2</think>\nd"
-    with pytest.raises(ValueError, match="message 1, an answer, in other words") as caught:
+    with pytest.raises(ValueError, match="changes message 1, an answer") as caught:
         answered(THINKING, of(turns), BYTES)
     assert "--answers last" in str(caught.value)
 
 
 def test_a_template_that_rewrites_what_is_past_is_refused():
     template = "{{ messages | length }}" + CHATML
-    with pytest.raises(ValueError, match=r"before message 1, an answer, otherwise .* \(--answers last\)"):
+    with pytest.raises(ValueError, match=r"before message 1, an answer, differently .* \(--answers last\)"):
         answered(template, of(TURNS[1]), BYTES)
     with pytest.raises(ValueError, match="asks for message 3, the last answer, with other words"):
         answered(template, of(TURNS[1]), BYTES, answers="last")
     with pytest.raises(ValueError, match="roles must alternate"):
         answered(MISTRAL, of([("user", "a"), ("user", "b"), ("assistant", "c")]), BYTES)
-    with pytest.raises(ValueError, match="must end with one of the assistant"):
+    with pytest.raises(ValueError, match="must end with an assistant message"):
         answered(CHATML, of([("user", "a")]), BYTES)
 
 

@@ -74,12 +74,12 @@ def test_the_names_of_special_tokens_are_told(tokenizer):
         ("{{ messages[0].content }}{{ messages[0].content }}", "once, got message 0 written 2 times"),
         ("{{ messages.append(3) }}", "of 'list' object is unsafe"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
-        ("{{ '%99999999d' % 3 }}", "a text of more than 1,0"),
-        ("{{ 'a' | center(10000000) }}", "a text of more than 1,0"),
+        ("{{ '%99999999d' % 3 }}", "it writes more than 1,0"),
+        ("{{ 'a' | center(10000000) }}", "it writes more than 1,0"),
         ("{{ raise_exception('a\nb') }}", "cannot be used: a b"),
         ("{{ 1 // 0 }}", "by zero"),
         ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "recursion"),
-        ("{% for i in range(99999) %}aaaaaaaaaaaaaaaaaaaaaaaaa{% endfor %}", "a text of more than 1,0"),
+        ("{% for i in range(99999) %}aaaaaaaaaaaaaaaaaaaaaaaaa{% endfor %}", "it writes more than 1,0"),
         ("a" * 1_000_001, "at most 1,000,000 characters"),
         ("{% for a in [1, 2] recursive %}{{ loop([1, 2]) }}{{ loop([1, 2]) }}{% endfor %}", "recursion"),
         ("{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
@@ -132,7 +132,7 @@ def test_a_template_that_never_ends_or_fills_the_memory_is_one_line(case: str, t
         return str(caught.value)
 
     said = confined(work, megabytes=300)
-    ends = ["it computes for more than 2 s", "it takes more than 512 MiB of memory"]
+    ends = ["it used more than 2 s of computing time", "it used more than 512 MiB of memory"]
     assert said.removeprefix("the chat template of the model cannot be used: ") in ends
     if case in _ENDLESS:
         assert said.endswith(ends[0])

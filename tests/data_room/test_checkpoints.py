@@ -134,7 +134,7 @@ def test_what_ends_a_text(files: dict[str, Any], eos: int | None, tmp_path: Path
 @pytest.mark.parametrize("said", ["x", -1, [1, "x"], True])
 def test_an_end_that_is_no_token_is_refused(said: object, tmp_path: Path) -> None:
     beside(tmp_path, SIZE, generation_config={"eos_token_id": said})
-    with pytest.raises(ValueError, match=r"eos_token_id beside the tokenizer of .* must be token ids, got"):
+    with pytest.raises(ValueError, match=r"eos_token_id for the tokenizer of .* must be token ids, got"):
         load_tokenizer(tmp_path)
 
 

@@ -138,7 +138,7 @@ def test_damaged_answers_are_found_and_made_again(file, expected, damage, tmp_pa
 def test_a_folder_is_of_one_template_and_one_choice_of_answers(file, expected, tmp_path):
     run(file, tmp_path)
     for other, said in (
-        (ChatFormat(template=PLAIN + " "), "with another chat template"),
+        (ChatFormat(template=PLAIN + " "), "other inputs: another chat template"),
         (ChatFormat(template=PLAIN, answers="last"), "answers 'all', not 'last'"),
     ):
         with pytest.raises(ValueError, match=said):
@@ -155,9 +155,9 @@ def test_texts_have_no_answers_and_their_folders_say_nothing_of_any(tmp_path):
     meta = json.loads((tmp_path / "meta.json").read_text())
     assert "chat" not in meta["inputs"]
     assert "answers_sha256" not in meta["splits"]["train"]["shards"][0]
-    with pytest.raises(ValueError, match="hold texts, in which nothing is an answer"):
+    with pytest.raises(ValueError, match="hold texts, which have no answers"):
         shards.answers("train", 0, 1)
-    with pytest.raises(ValueError, match="chat must be given for conversations and for nothing else"):
+    with pytest.raises(ValueError, match="chat must be given for conversations and only for them"):
         prepare(small_corpus(), BYTES, tmp_path / "other", chat=CHAT)
 
 
@@ -226,7 +226,7 @@ def test_names_say_splits_and_the_last_are_held_out(tmp_path):
     [
         ("{", "line 3, is not JSON: "),
         ("[1, 2]", "line 3, must be an object with fields, got list"),
-        ('{"text": "x"}', "line 3, has no fields of a conversation: known are "),
+        ('{"text": "x"}', "line 3, must have the fields of a conversation"),
         ('{"messages": [{"role": "user", "content": "q"}]}', "line 3, has no message of the assistant"),
         ('{"messages": [{"role": "x", "content": "q"}]}', "line 3, must have one of the roles "),
         ("[" * 100_000, "line 3, is JSON nested too deeply to be read"),
@@ -252,7 +252,7 @@ def test_a_line_that_is_no_conversation_is_named_and_nothing_is_written(line, sa
             ChatFormat(template="{{ raise_exception('no') }}"),
             "the chat template of the model cannot be used: no",
         ),
-        (ChatFormat(template=PLAIN, longest=10), "tokens, and at most 10 can be read"),
+        (ChatFormat(template=PLAIN, longest=10), "tokens, more than the limit of 10"),
     ],
 )
 def test_a_conversation_that_cannot_be_tokenized_is_named_and_nothing_is_written(chat, said, file, tmp_path):

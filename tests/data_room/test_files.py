@@ -200,7 +200,7 @@ def test_hidden_and_foreign_files_are_left_alone_and_it_is_said(tmp_path: Path) 
     assert all_documents(corpus) == {"test": TEXTS}
     assert corpus.skipped == (
         f"skipped 3 of the 4 files in {folder}; hidden: 1 without a suffix (.cache), 1 .txt (.notes.txt); "
-        "of another format than .txt, .md, .jsonl, .parquet: 1 .csv.gz (sub/table.csv.gz)"
+        "format is not one of .txt, .md, .jsonl, .parquet: 1 .csv.gz (sub/table.csv.gz)"
     )
 
 
@@ -209,8 +209,8 @@ def test_of_many_files_only_the_numbers_are_said(tmp_path: Path) -> None:
     for number, suffix in enumerate("abbcccddddeeeeeffffff"):
         (tmp_path / f"{number}.{suffix}").touch()
     assert FileCorpus(tmp_path).skipped == (
-        f"skipped 21 of the 22 files in {tmp_path}; of another format than .txt, .md, .jsonl, .parquet: 6 "
-        ".f, 5 .e, 4 .d, 3 .c, 2 .b, 1 of other suffixes"
+        f"skipped 21 of the 22 files in {tmp_path}; format is not one of .txt, .md, .jsonl, .parquet: 6 "
+        ".f, 5 .e, 4 .d, 3 .c, 2 .b, 1 with other suffixes"
     )
 
 
@@ -224,7 +224,7 @@ def test_what_is_no_file_is_said(tmp_path: Path) -> None:
     corpus = FileCorpus(folder, held_out=0)
     assert list(corpus.documents("train")) == ["\n\n\n".join(TEXTS)]
     assert corpus.skipped is not None
-    assert "no regular files: 2 .txt (c.txt, d.txt)" in corpus.skipped
+    assert "not regular files: 2 .txt (c.txt, d.txt)" in corpus.skipped
     assert "links to folders: 1 without a suffix (linked)" in corpus.skipped
 
 
@@ -251,7 +251,7 @@ def test_markdown_beside_data_describes_it(tmp_path: Path, data: str) -> None:
     corpus = FileCorpus(tmp_path, held_out=0)
     assert list(corpus.documents("train")) == TEXTS
     assert corpus.skipped is not None
-    assert ".md beside data, which it describes: 1 .md (README.md)" in corpus.skipped
+    assert ".md notes next to data files: 1 .md (README.md)" in corpus.skipped
 
 
 @pytest.mark.parametrize(("held_out", "kept"), [(None, 38), (0.5, 20), (7, 33), (0.001, 39), (0, 40)])
@@ -341,7 +341,7 @@ def test_an_unknown_split_is_refused(tmp_path: Path) -> None:
 def test_half_named_folders_are_refused(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "train.jsonl", TEXTS)
     write_jsonl(tmp_path / "more.jsonl", TEXTS)
-    with pytest.raises(ValueError, match=r"others that do not, such as more.jsonl"):
+    with pytest.raises(ValueError, match=r"files whose names do not, such as more.jsonl"):
         FileCorpus(tmp_path)
 
 
@@ -354,7 +354,7 @@ def test_missing_empty_and_foreign_paths(tmp_path: Path) -> None:
         FileCorpus(tmp_path)
     for name in ("a.csv", "b.parquet.gz", "c.gz"):
         (tmp_path / name).touch()
-        with pytest.raises(ValueError, match="says no format that can be read"):
+        with pytest.raises(ValueError, match="has no known format in its name"):
             FileCorpus(tmp_path / name)
 
 

@@ -53,7 +53,7 @@ def test_openwebtext_holds_out_its_last_documents(tmp_path: Path, monkeypatch: p
 
 def test_openwebtext_must_be_larger_than_what_it_holds_out(tmp_path: Path) -> None:
     write(tmp_path / "train.parquet", text=["only"])
-    with pytest.raises(ValueError, match="openwebtext holds out its last 100000 rows and has only 1"):
+    with pytest.raises(ValueError, match="openwebtext holds out its last 100000 rows, but has only 1"):
         list(NamedCorpus("openwebtext", folder=tmp_path).documents("valid"))
 
 

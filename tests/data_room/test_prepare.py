@@ -358,14 +358,14 @@ def test_other_inputs_into_the_same_folder_are_refused(
     tmp_path: Path, expected: dict[str, bytes], options: dict[str, Any], message: str
 ) -> None:
     run(tmp_path)
-    with pytest.raises(ValueError, match=f"was prepared from other inputs, with {message}"):
+    with pytest.raises(ValueError, match=f"was prepared from other inputs: {message}"):
         run(tmp_path, **options)
     assert contents(tmp_path) == expected
 
 
 def test_another_tokenizer_into_the_same_folder_is_refused(tmp_path: Path) -> None:
     run(tmp_path)
-    with pytest.raises(ValueError, match="other inputs, with tokenizer_fingerprint"):
+    with pytest.raises(ValueError, match="other inputs: tokenizer_fingerprint"):
         prepare(CORPUS, train_bpe(random_texts(50), 300), tmp_path, shard_tokens=SHARD_TOKENS)
 
 
@@ -428,7 +428,7 @@ def test_two_at_once_are_refused(tmp_path: Path) -> None:
 
 def test_a_folder_with_foreign_bin_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").touch()
-    with pytest.raises(FileExistsError, match=r"holds \.bin files and no meta\.json"):
+    with pytest.raises(FileExistsError, match=r"holds \.bin files but no meta\.json"):
         run(tmp_path)
 
 
@@ -438,7 +438,7 @@ def test_a_folder_with_foreign_bin_files_is_refused(tmp_path: Path) -> None:
         ({"workers": 0}, "workers must be at least 1, got 0"),
         ({"shard_tokens": 0}, "shard_tokens must be at least 1, got 0"),
         ({"splits": []}, "splits must name at least one"),
-        ({"splits": ["train", "train"]}, "splits must name at least one split, and none twice"),
+        ({"splits": ["train", "train"]}, "splits must name at least one split, each once"),
         ({"splits": ["test"]}, "split must be one of train, valid for corpus 'list', got 'test'"),
     ],
 )

@@ -256,7 +256,7 @@ def test_a_path_is_never_asked_of_the_hub(source: str | Path) -> None:
 @pytest.mark.parametrize("text", ["", "not json", "{}", '{"model": {"type": "BPE"}}', "[]"])
 def test_a_damaged_file_is_one_clear_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "tokenizer.json").write_text(text)
-    with pytest.raises(ValueError, match="holds no tokenizer that can be read"):
+    with pytest.raises(ValueError, match="cannot be read as a tokenizer"):
         load_tokenizer(tmp_path)
 
 
@@ -293,7 +293,7 @@ def test_a_file_of_other_bytes_is_named(tmp_path: Path) -> None:
 
 def test_a_special_token_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
     gpt_like(tmp_path, {"eos_token": "<end>"})
-    with pytest.raises(ValueError, match="names '<end>' as eos_token, which its vocabulary does not hold"):
+    with pytest.raises(ValueError, match="names '<end>' as eos_token, but its vocabulary lacks it"):
         load_tokenizer(tmp_path)
 
 
@@ -348,7 +348,7 @@ def test_without_a_network_the_error_names_the_tokenizer(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     with pytest.raises(
-        FileNotFoundError, match=r"tokenizer 'gpt2' is no folder here.*: cannot reach the hub$"
+        FileNotFoundError, match=r"tokenizer 'gpt2' is not a local folder.*: cannot reach the hub$"
     ):
         load_tokenizer("gpt2")
 
@@ -376,7 +376,7 @@ def test_the_tokenizer_of_a_run_is_that_of_its_model(tmp_path: Path) -> None:
         words.save(tmp_path / "stages" / stage / "model")
     assert load_tokenizer(tmp_path / "stages") == words
     bytes_.save(tmp_path / "stages" / "other" / "model")
-    with pytest.raises(ValueError, match=r"holds models of different tokenizers: name one of .*ar/model, "):
+    with pytest.raises(ValueError, match=r"holds models with different tokenizers: name one of .*ar/model, "):
         load_tokenizer(tmp_path / "stages")
 
 

@@ -465,7 +465,7 @@ def test_ssd_lm_has_no_likelihood():
         ({"batch_size": "many"}, "batch_size must be a whole number from 1 on, got 'many'; auto is 8"),
         ({"max_batch_size": 0}, "max_batch_size must be a whole number from 1 on, got 0"),
         ({"batch_size": 0}, "batch_size must be a whole number from 1 on, got 0"),
-        ({"device": "cpu"}, "device, dtype and tokenizer are for a model that is yet to be loaded"),
+        ({"device": "cpu"}, "device, dtype and tokenizer must be None for a model that is already loaded"),
     ],
 )
 def test_bad_options_of_a_model(options, message):
@@ -482,8 +482,8 @@ def test_a_lean_is_for_block_diffusion(model):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"repetition_penalty": 2.0}, "options for generation are until, .*, got repetition_penalty"),
-        ({"num_beams": 4}, "num_beams must be 1: there is no beam search here, got 4"),
+        ({"repetition_penalty": 2.0}, "generation options must be among until, .*, got repetition_penalty"),
+        ({"num_beams": 4}, "num_beams must be 1 \\(no beam search\\), got 4"),
         ({"max_gen_toks": 0}, "max_gen_toks must be at least 1, got 0"),
         ({"do_sample": True, "temperature": -1.0}, "temperature must lie in"),
     ],

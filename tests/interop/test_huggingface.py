@@ -124,13 +124,13 @@ def test_mixed_types_need_one_to_be_chosen(folder: Path, tmp_path: Path) -> None
     state["model.norm.weight"] = state["model.norm.weight"].half()
     save_file(state, tmp_path / "model.safetensors")
     with pytest.raises(
-        ValueError, match=r"must be of one floating-point type .*, got torch.float16, torch.fl"
+        ValueError, match=r"must have one floating-point type .*, got torch.float16, torch.fl"
     ):
         interop.load(tmp_path)
     assert interop.load(tmp_path, dtype="float32")[0].embedding.weight.dtype == torch.float32
     state["model.norm.weight"] = torch.zeros(state["model.norm.weight"].shape, dtype=torch.int8)
     save_file(state, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"of one floating-point type .*, got I8, torch.float32"):
+    with pytest.raises(ValueError, match=r"have one floating-point type .*, got I8, torch.float32"):
         interop.load(tmp_path, dtype="float32")
 
 
@@ -278,7 +278,7 @@ def test_windows_that_are_not_in_use_are_no_matter() -> None:
         ("llama", {"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor must be 1"),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "use_sliding"),
         ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "got 'sliding_attention'"),
-        ("qwen3", {"quantization_config": {"quant_method": "gptq"}}, "quantized by 'gptq' are not loaded"),
+        ("qwen3", {"quantization_config": {"quant_method": "gptq"}}, "quantized by 'gptq' are not supported"),
         ("llama", {"quantization_config": "x"}, "quantized by 'x'"),
         ("llama", {"architectures": ["LlamaForSequenceClassification"]}, r"\['LlamaForCausalLM'\]"),
         ("llama", {"architectures": [3]}, r"got \[3\]"),
@@ -304,14 +304,17 @@ def test_what_we_lack_is_refused_by_name(kind: str, data: dict[str, Any], said: 
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"vocab_size": 51}, r"model.embed_tokens.weight is \(50, 32\) and must be \(51, 32\)"),
-        ({"vocab_size": 2**26}, r"and must be \(67108864, 32\)"),
+        ({"vocab_size": 51}, r"model.embed_tokens.weight is \(50, 32\) but must be \(51, 32\)"),
+        ({"vocab_size": 2**26}, r"but must be \(67108864, 32\)"),
         ({"num_hidden_layers": 2}, r"unexpected: model\.layers\.2\."),
         ({"num_hidden_layers": 4}, r"missing: model\.layers\.3\."),
-        ({"num_hidden_layers": 10_000}, "of 10000 layers, got 30 tensors in all"),
-        ({"intermediate_size": 2**24}, "of another shape: model.layers.0.mlp.gate_proj.weight"),
+        ({"num_hidden_layers": 10_000}, "it has 10000 layers, got 30 tensors in all"),
+        ({"intermediate_size": 2**24}, "wrong shape: model.layers.0.mlp.gate_proj.weight"),
         ({"attention_bias": True}, r"missing: model\.layers\.0\.self_attn\.q_proj\.bias"),
-        ({"tie_word_embeddings": True}, "lm_head.weight in .* must be model.embed_tokens.weight, since tie"),
+        (
+            {"tie_word_embeddings": True},
+            "lm_head.weight in .* must equal model.embed_tokens.weight, since tie",
+        ),
         ({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}, "missing: .*q_norm"),
         ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "a model of type 'gpt2'"),
     ],
@@ -339,15 +342,13 @@ def test_nothing_is_allocated_for_what_does_not_fit(
     monkeypatch.setattr(huggingface, "allocate", allocate)
     with pytest.raises(AssertionError, match="allocated"):
         interop.load(folder)
-    with pytest.raises(ValueError, match="of another shape"):
+    with pytest.raises(ValueError, match="wrong shape"):
         interop.load(copy_of(folder, tmp_path, vocab_size=49))
 
 
 def test_weights_must_fit_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bd3lm.models.devices.memory_of", lambda _: 1000)
-    with pytest.raises(
-        ValueError, match=r"the weights in .* must fit in memory: it needs at least 0.0 GiB"
-    ):
+    with pytest.raises(ValueError, match=r"the weights in .* must fit in memory: it needs at least 0.0 GiB"):
         interop.load(folder)
 
 
@@ -491,7 +492,9 @@ def test_only_autoregressive_models_are_written(tmp_path: Path) -> None:
     network = Transformer(read("llama"))
     for method in (BlockDiffusionMethod(block_size=4), AutoregressiveMethod(score_first=True)):
         config = LanguageModelConfig(network=network.config, method=method, mask_id=VOCABULARY)
-        with pytest.raises(ValueError, match=r"is of an autoregressive model, which predicts no first token"):
+        with pytest.raises(
+            ValueError, match=r"must be an autoregressive model that does not predict first tokens"
+        ):
             huggingface.save(network, config, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

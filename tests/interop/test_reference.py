@@ -188,13 +188,13 @@ class TestConfigs:
 class TestWeights:
     def test_shapes_must_match_the_config(self, folder: Path) -> None:
         edit_config(folder, hidden_dim=64, n_heads=4)
-        message = r"backbone\.vocab_embed\.embedding is \(61, 32\) and must be \(61, 64\)"
+        message = r"backbone\.vocab_embed\.embedding is \(61, 32\) but must be \(61, 64\)"
         with pytest.raises(ValueError, match=message):
             load(folder)
 
     def test_heads_must_match_the_rotary_buffer(self, folder: Path) -> None:
         edit_config(folder, n_heads=4)
-        with pytest.raises(ValueError, match=r"inv_freq is \(8,\) and must be \(4,\)"):
+        with pytest.raises(ValueError, match=r"inv_freq is \(8,\) but must be \(4,\)"):
             load(folder)
 
     def test_missing_and_unexpected(self, folder: Path) -> None:
@@ -214,7 +214,7 @@ class TestWeights:
     def test_another_rotary_base_is_refused(self, folder: Path) -> None:
         wrong = 1.0 / 20000.0 ** (torch.arange(0, 16, 2).float() / 16)
         edit_weights(folder, **{"backbone.rotary_emb.inv_freq": wrong})
-        with pytest.raises(ValueError, match=r"inv_freq in .* must be those of base 10000, got \[1\.0"):
+        with pytest.raises(ValueError, match=r"inv_freq in .* must match rotary_base 10000, got \[1\.0"):
             load(folder)
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

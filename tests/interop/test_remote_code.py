@@ -257,6 +257,6 @@ print(json.dumps(model.generate(torch.tensor([json.loads(sys.argv[2])]), **json.
 def test_another_method_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     model = model_of({}, {})
     config = LanguageModelConfig(network=model.config.network, method=AutoregressiveMethod(), mask_id=13)
-    with pytest.raises(ValueError, match="code for transformers is written for models that reveal blocks"):
+    with pytest.raises(ValueError, match="code for transformers is only for models that reveal blocks"):
         remote_code.save(model.network, config, tmp_path / "out")
     assert not (tmp_path / "out").exists()

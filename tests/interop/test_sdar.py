@@ -174,7 +174,7 @@ def test_a_free_row_of_qwens_is_the_one_that_engines_take() -> None:
     Tokenizer.own_ids = 151700
     later = sdar.fit(config, Tokenizer())  # type: ignore[arg-type]
     assert (later.mask_id, later.network.vocab_size) == (151700, 151936)
-    assert "SGLang and LMDeploy take 151669" in str(later.note)
+    assert "SGLang and LMDeploy always use 151669" in str(later.note)
     unknown = sdar.fit(config)
     assert (unknown.mask_id, unknown.network.vocab_size) == (151936, 151937)
 
@@ -244,7 +244,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_written(
 
 def test_another_method_does_not_fit(tmp_path: Path) -> None:
     network, config = qwen_like()
-    with pytest.raises(ValueError, match="SDAR's layout is for block diffusion"):
+    with pytest.raises(ValueError, match=r"method\.kind must be block_diffusion for SDAR's layout"):
         sdar.save(network, replace(config, method=AutoregressiveMethod()), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -263,7 +263,7 @@ class TestIn:
     def test_what_released_checkpoints_leave_out_is_as_in_engines(self, folder: Path) -> None:
         self.edit(folder, block_size=..., vocab_size=151936, mask_token_id=...)
         data = json.loads((folder / "config.json").read_text())
-        with pytest.warns(UserWarning, match="says no block_size: 4 is taken"):
+        with pytest.warns(UserWarning, match="has no block_size: using 4"):
             _, config = sdar.from_sdar_config(data, where="config.json")
         assert (config.mask_id, config.method) == (151669, BlockDiffusionMethod(block_size=4))
 

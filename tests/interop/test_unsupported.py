@@ -17,7 +17,7 @@ FIELDS = {f"field_{number}": number for number in range(27)}
         (
             {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **FIELDS},
             r"holds a model of type 'gpt2' \(GPT2LMHeadModel\), which bd3lm does not load; of Hugging Face's "
-            "it loads llama, mistral, qwen2, qwen3, sdar$",
+            "types it loads llama, mistral, qwen2, qwen3, sdar$",
         ),
         ({"model_type": "mamba"}, "holds a model of type 'mamba', which bd3lm does not load; of Hugging"),
         ({"architectures": ["DreamModel"]}, "holds a model of type 'DreamModel', which bd3lm does not load;"),

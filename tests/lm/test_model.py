@@ -207,10 +207,16 @@ def test_a_tokenizer_is_saved_with_its_model_in_a_home_folder(
     [
         (
             {"lean": 0},
-            "^lean is no option of loading, allowed are device, dtype, lightning, tokenizer, revis",
+            "^lean is not an option for loading, allowed are device, dtype, lightning, tokenizer, revis",
         ),
-        ({"devise": "cuda"}, r"^devise is no option of loading, did you mean 'device'\? allowed are device"),
-        ({"torch_dtype": torch.float32}, r"^torch_dtype is no option of loading, did you mean 'dtype'\?"),
+        (
+            {"devise": "cuda"},
+            r"^devise is not an option for loading, did you mean 'device'\? allowed are device",
+        ),
+        (
+            {"torch_dtype": torch.float32},
+            r"^torch_dtype is not an option for loading, did you mean 'dtype'\?",
+        ),
         ({"device": "gpu"}, "^device must be cpu, cuda or cuda:N, got 'gpu'"),
         ({"device": "meta"}, "^device must be cpu, cuda or cuda:N, got 'meta'"),
         ({"dtype": "float31"}, "^dtype must be a floating-point type or None, got 'float31'"),

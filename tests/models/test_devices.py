@@ -29,7 +29,9 @@ def test_only_cpus_and_gpus_are_devices(device):
 def test_without_a_gpu():
     assert pick_device(None) == pick_device("cpu") == pick_device(torch.device("cpu")) == torch.device("cpu")
     for asked in ("cuda", "cuda:0"):
-        with pytest.raises(ValueError, match=f"device must be cpu, because torch finds no GPU .*, got '{asked}'"):
+        with pytest.raises(
+            ValueError, match=f"device must be cpu, because torch finds no GPU .*, got '{asked}'"
+        ):
             pick_device(asked)
 
 

@@ -140,7 +140,7 @@ def test_what_it_does_not_have_is_refused_in_plain_words() -> None:
     lm = model(PLAIN, BlockDiffusionMethod(block_size=2))
     with pytest.raises(ValueError, match="algorithm must be single_pass"):
         lm.loss(batch, BlockDiffusionTraining(algorithm="two_pass"))
-    with pytest.raises(ValueError, match=r"the reference's layout holds networks of kind transformer"):
+    with pytest.raises(ValueError, match=r"network.kind must be transformer for the reference's layout"):
         interop.save_reference(network, lm.config, "nowhere")
 
 
