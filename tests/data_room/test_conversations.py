@@ -1,4 +1,4 @@
-"""From files of conversations to shards that know their answers: the same bytes every time, and bad input."""
+"""From files of conversations to shards with marked answers: reproducible bytes, and bad input."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def test_the_number_of_workers_changes_nothing(file, expected, workers, tmp_path
 
 
 class Interrupted(BaseException):
-    """As a KeyboardInterrupt: nothing in between may catch it."""
+    """Like a KeyboardInterrupt: nothing in between may catch it."""
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_damaged_answers_are_found_and_made_again(file, expected, damage, tmp_pa
     assert contents(tmp_path) == expected
 
 
-def test_a_folder_is_of_one_template_and_one_choice_of_answers(file, expected, tmp_path):
+def test_a_folder_has_one_template_and_one_choice_of_answers(file, expected, tmp_path):
     run(file, tmp_path)
     for other, said in (
         (ChatFormat(template=PLAIN + " "), "other inputs: another chat template"),
@@ -148,8 +148,8 @@ def test_a_folder_is_of_one_template_and_one_choice_of_answers(file, expected, t
     assert contents(tmp_path) == expected
 
 
-def test_texts_have_no_answers_and_their_folders_say_nothing_of_any(tmp_path):
-    """As folders that were prepared before: their fingerprints, which runs remember, stay."""
+def test_folders_of_texts_record_nothing_about_answers(tmp_path):
+    """Folders prepared before this feature keep their fingerprints, which runs remember."""
     shards = prepare(small_corpus(train=40, valid=6), BYTES, tmp_path, progress=False)
     assert shards.fingerprint == "6233e8bf4b3dcdf838832cf81b2e708c16f757d94700dca50ea9859dace8378b"
     meta = json.loads((tmp_path / "meta.json").read_text())
@@ -198,7 +198,7 @@ def test_packed_and_parquet_files_hold_the_same(file, tmp_path):
 
 
 def test_no_row_of_parquet_takes_much_memory(tmp_path):
-    """A text that is stored once, and named a million times: 20 KB that would be 20 GB."""
+    """A text stored once and used a million times: 20 KB that would become 20 GB."""
     import pyarrow
     from pyarrow import parquet
 
@@ -232,7 +232,7 @@ def test_names_say_splits_and_the_last_are_held_out(tmp_path):
         ("[" * 100_000, "line 3, is JSON nested too deeply to be read"),
     ],
 )
-def test_a_line_that_is_no_conversation_is_named_and_nothing_is_written(line, said, tmp_path):
+def test_an_invalid_line_is_named_and_nothing_is_written(line, said, tmp_path):
     file = written(tmp_path / "bad.jsonl", ROWS[:2])
     with file.open("a") as opened:
         opened.write(line + "\n")
@@ -262,7 +262,7 @@ def test_a_conversation_that_cannot_be_tokenized_is_named_and_nothing_is_written
     assert not (tmp_path / "out").exists()
 
 
-def test_other_files_hold_no_conversations(tmp_path):
+def test_other_formats_cannot_hold_conversations(tmp_path):
     (tmp_path / "a.txt").write_text("hello")
     with pytest.raises(ValueError, match=r"a\.txt must be \.jsonl or \.parquet, to hold conversations"):
         ConversationCorpus(tmp_path / "a.txt")

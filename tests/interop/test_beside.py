@@ -1,4 +1,4 @@
-"""What is learned beside frozen weights: PEFT's layout, the same network again, and no other base."""
+"""Additions to frozen weights: PEFT's layout, the same network when loaded again, and a checked base."""
 
 import json
 from dataclasses import replace
@@ -113,14 +113,14 @@ class TestBadBases:
         with pytest.raises((ValueError, FileNotFoundError), match="base"):
             interop.load(folder)
 
-    def test_a_base_may_lie_beside_what_adds_to_it(
+    def test_a_base_may_be_next_to_the_model_that_adds_to_it(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         self.edit(folder, source="../base")
         monkeypatch.chdir("/")
         assert interop.load(folder)[1].base.source == "../base"
 
-    def test_a_drafter_is_no_base(self, folder: Path) -> None:
+    def test_a_drafter_cannot_be_a_base(self, folder: Path) -> None:
         self.edit(folder, source=str(folder))
         with pytest.raises(ValueError, match="drafter cannot be the base of another model"):
             interop.load(folder)

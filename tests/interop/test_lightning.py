@@ -1,4 +1,4 @@
-"""Lightning checkpoints: what they hold is found, and nothing they ask for is done."""
+"""Lightning checkpoints: their contents are found, and nothing they ask for is run."""
 
 import builtins
 import math
@@ -42,7 +42,7 @@ def reference_order(model: Transformer) -> "OrderedDict[str, Tensor]":
 
 
 def checkpoint(model: Transformer, average: Transformer | None = None, **more: Any) -> dict[str, Any]:
-    """What the reference's training leaves behind."""
+    """A checkpoint as the reference's training writes it."""
     state = reference_order(model)
     extra = {"sampling_eps_min": torch.tensor(0.3), "sampling_eps_max": torch.tensor(0.8)}
     contents: dict[str, Any] = {"epoch": 3, "global_step": 17, "state_dict": OrderedDict(state, **extra)}
@@ -59,7 +59,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hyper_parameters() -> Iterator[Any]:
-    """An object like omegaconf's, of a module that can no longer be imported when it is read."""
+    """An object like omegaconf's, from a module that can no longer be imported when it is read."""
     module = types.ModuleType("foreign_config")
 
     class Node:
@@ -84,7 +84,7 @@ def hyper_parameters() -> Iterator[Any]:
 
 @contextmanager
 def omegaconf() -> Iterator[Callable[[Any], Any]]:
-    """Wraps plain values in objects with the state that omegaconf's have, of a module that then goes away."""
+    """Wraps plain values in objects with omegaconf's state, from a module that then disappears."""
     module = types.ModuleType("made_up_omegaconf")
 
     class DictConfig:
@@ -114,7 +114,7 @@ BD3LM = {"algo": {"name": "bd3lm", "parameterization": "subs", "cross_attn": Tru
 
 
 class TestMethod:
-    """What the hyper-parameters say goes, and where they say nothing somebody must."""
+    """The hyper-parameters decide; if they are silent, the caller must say."""
 
     @pytest.fixture
     def method(self, file: Path) -> Callable[..., Any]:
@@ -185,7 +185,7 @@ class TestMethod:
         with pytest.raises(ValueError, match=r"block_size must be given for .*, a block diffusion model"):
             method(BD3LM | {"block_size": "${blocks}"})
 
-    def test_sedd_is_told_the_noise_where_its_network_can_be(
+    def test_sedd_gets_the_noise_level_if_its_network_has_an_embedding(
         self, method: Callable[..., Any], file: Path
     ) -> None:
         for adaln in (False, True):
@@ -271,7 +271,7 @@ class TestWeights:
         torch.save(contents, file)
         assert_same(model, load(file, lightning=FACTS)[0])
 
-    def test_what_is_not_of_the_backbone_is_left(self, file: Path) -> None:
+    def test_other_tensors_are_ignored(self, file: Path) -> None:
         model, _ = small_model()
         contents = checkpoint(model)
         contents["state_dict"]["metrics.total"] = torch.ones(3)
@@ -381,7 +381,7 @@ class TestFacts:
 
 
 class Calls:
-    """Pickled, asks for a call."""
+    """When unpickled, makes a call."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         self.call = function, arguments
@@ -391,7 +391,7 @@ class Calls:
 
 
 class Restores(dict[str, Any]):
-    """Pickled, asks for a call with its items and state."""
+    """When unpickled, makes a call with its items and state."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return eval, ("dict()",), {"state": 1}, None, iter({"a": 1}.items())
@@ -427,7 +427,7 @@ class TestNothingRuns:
     def test_hostile_files(
         self, ask: Callable[[Path], Any], zipped: bool, file: Path, tmp_path: Path
     ) -> None:
-        """Refused, or loaded with the call replaced by one that does nothing: never made."""
+        """Refused, or loaded with the call replaced by one that does nothing. The call is never made."""
         target = tmp_path / "made"
         model, _ = small_model()
         contents = checkpoint(model, hyper_parameters={"nested": [ask(target)]})
@@ -440,13 +440,13 @@ class TestNothingRuns:
         assert not target.exists()
 
     def test_the_hostile_file_would_have_worked(self, file: Path, tmp_path: Path) -> None:
-        """So that the test above says something."""
+        """Shows that the test above can fail."""
         target = tmp_path / "made"
         torch.save(Calls(os.mkdir, str(target)), file)
         torch.load(file, weights_only=False)
         assert target.exists()
 
-    def test_what_cannot_be_made_inert_is_refused(self, file: Path) -> None:
+    def test_files_that_cannot_be_made_inert_are_refused(self, file: Path) -> None:
         torch.save(checkpoint(small_model()[0], hyper_parameters=Restores()), file)
         with pytest.raises(ValueError, match="pickles can run any code, so they are not loaded"):
             load(file, lightning=FACTS)

@@ -147,7 +147,7 @@ def test_a_new_folder_gets_its_config_last(tmp_path: Path, monkeypatch: pytest.M
     assert list((tmp_path / "new").iterdir()) == []
 
 
-def test_both_files_may_be_read_by_whom_the_user_allows(tmp_path: Path) -> None:
+def test_both_files_have_the_usual_permissions(tmp_path: Path) -> None:
     (tmp_path / "other").touch()
     saved(tmp_path)
     assert len({file.stat().st_mode for file in tmp_path.iterdir()}) == 1
@@ -177,7 +177,7 @@ def test_a_config_of_another_network_is_not_saved(tmp_path: Path) -> None:
         save(model, config, tmp_path)
 
 
-def test_a_file_is_no_folder_to_save_in(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="folder must be a folder to save in, got the file"):
         save(*small_model(), tmp_path / "file")

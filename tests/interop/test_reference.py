@@ -36,7 +36,7 @@ OLDER_MDLM = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A copy of a checkpoint of the reference, to damage."""
+    """A copy of a checkpoint of the reference, to be damaged."""
     return Path(shutil.copytree(PARITY / "bd3lm-block4", tmp_path / "copy"))
 
 
@@ -149,7 +149,7 @@ class TestConfigs:
         assert config.network.dropout == 0.1
 
     def test_older_mdlm_gives_the_same_network(self, tmp_path: Path) -> None:
-        """The mdlm-noblocks checkpoint under the shorter config that MDLM's own repository writes."""
+        """The mdlm-noblocks checkpoint with the shorter config that MDLM's own repository writes."""
         source = PARITY / "mdlm-noblocks"
         shutil.copy(source / "model.safetensors", tmp_path)
         (tmp_path / "config.json").write_text(json.dumps(OLDER_MDLM))
@@ -235,7 +235,7 @@ class TestWeights:
 
 @pytest.mark.parametrize("kind", [ScoreEntropyMethod, D3PMMethod, SimplexMethod])
 def test_methods_that_the_reference_does_not_tell_apart_are_refused(kind: Any, tmp_path: Path) -> None:
-    """Saved as a model of one block, SEDD's scores would be read as logits."""
+    """If SEDD were saved as a model of one block, its scores would be read as logits."""
     network, config = small_model()
     options = {"block_size": 4} if kind is SimplexMethod else {}
     other = LanguageModelConfig(network=config.network, method=kind(**options), mask_id=config.mask_id)

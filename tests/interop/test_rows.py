@@ -1,4 +1,4 @@
-"""Weights read from files some rows at a time, against the same models loaded whole."""
+"""Weights read from files some rows at a time, compared with the same models loaded whole."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from tests.oracles.networks import tiny_transformer
 
 
 def compare(source: Path) -> interop.StoredWeights:
-    """Every parameter whole, and every cut of it into three, as sharding makes them."""
+    """Every parameter whole, and every cut of it into three, as in sharding."""
     network, config = interop.load(source)
     stored = interop.open_rows(source)
     assert stored.config == config
@@ -60,7 +60,7 @@ def test_gguf(name: str, kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", SHAPES)
-def test_what_adds_to_another_model(family: str, tmp_path: Path) -> None:
+def test_additions_to_another_model(family: str, tmp_path: Path) -> None:
     saved_base(tmp_path / "base", **SHAPES[family])
     network, said = drafter(tmp_path / "base", **SHAPES[family])
     interop.save(network, said, tmp_path / "drafter")
@@ -70,7 +70,7 @@ def test_what_adds_to_another_model(family: str, tmp_path: Path) -> None:
         interop.open_rows(tmp_path / "drafter")
 
 
-def test_what_was_tuned_by_additions_is_merged_also_under_a_drafter(tmp_path: Path) -> None:
+def test_tuned_additions_are_merged_even_under_a_drafter(tmp_path: Path) -> None:
     base = saved_base(tmp_path / "base")
     network = tiny_transformer(9, dtype=torch.float32, mask_vector=True, additions=3, additions_at="all")
     of = Base(source=str(tmp_path / "base"), sha256=beside.digest(tmp_path / "base"))

@@ -13,7 +13,7 @@ from tests.interop.small import assert_same, small_model
 
 @pytest.fixture
 def downloads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
-    """A hub with one model; each download is noted."""
+    """A hub with one model; it records each download."""
     calls: list[dict[str, Any]] = []
     save(*small_model(), tmp_path / "snapshot")
 
@@ -87,7 +87,7 @@ class TestHub:
             load("hf://owner/name")
 
     def test_without_a_network(self, tmp_path: Path) -> None:
-        """The real client, told to stay at home."""
+        """The real client, kept offline."""
         with pytest.raises(ValueError, match="As a hub id it could not be downloaded"):
             load("owner/name", local_files_only=True, cache_dir=tmp_path)
 
@@ -104,7 +104,7 @@ class TestMistypedPaths:
         ("source", "meant"),
         [("runs/dmo", "runs/demo"), ("rnus/demo", "runs/demo"), ("rusn/demmo", "runs/demo")],
     )
-    def test_what_could_be_a_hub_id_asks_for_nothing(
+    def test_a_mistyped_path_is_not_looked_up_on_the_hub(
         self, source: str, meant: str, downloads: list[dict[str, Any]]
     ) -> None:
         said = (
@@ -122,7 +122,7 @@ class TestMistypedPaths:
             load("models/gpt")
         assert downloads == []
 
-    def test_the_hub_is_asked_where_that_is_said_or_nothing_here_is_alike(
+    def test_the_hub_is_used_if_requested_or_if_no_local_path_is_similar(
         self, here: Path, downloads: list[dict[str, Any]]
     ) -> None:
         (here / "runs" / "real").mkdir()
@@ -150,9 +150,7 @@ class TestMistypedPaths:
     @pytest.mark.parametrize(
         "source", ["hf://name", "hf://a/b.gguf", "hf://a/b/c", "hf://two words/x", "hf://~/x", "hf://"]
     )
-    def test_what_asks_the_hub_is_told_what_a_hub_id_is(
-        self, source: str, downloads: list[dict[str, Any]]
-    ) -> None:
+    def test_malformed_hub_ids_are_explained(self, source: str, downloads: list[dict[str, Any]]) -> None:
         said = f"source: a hub id must look like 'hf://owner/name' without a file name, got '{source}'"
         with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
             load(source)
@@ -179,7 +177,7 @@ class TestPickles:
         if not with_config:
             (tmp_path / "config.json").unlink()
         torch.save({}, tmp_path / name)
-        with pytest.raises(ValueError, match="pickles can run any code, so they are not loaded") as caught:
+        with pytest.raises(ValueError, match="pickles are not loaded, because they can run any code") as caught:
             load(tmp_path)
         assert name in str(caught.value)
         assert "save_file" in str(caught.value)
@@ -190,7 +188,7 @@ class TestPickles:
         with pytest.raises(ValueError, match=r"got pytorch_model\.bin: pickles are not loaded"):
             load(tmp_path)
 
-    def test_pickles_beside_safetensors_are_no_matter(self, tmp_path: Path) -> None:
+    def test_pickles_next_to_safetensors_are_ignored(self, tmp_path: Path) -> None:
         save(*small_model(), tmp_path)
         (tmp_path / "pytorch_model.bin").write_bytes(b"anything")
         load(tmp_path)
@@ -198,7 +196,7 @@ class TestPickles:
     @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pkl"])
     def test_files(self, name: str, tmp_path: Path) -> None:
         torch.save({}, tmp_path / name)
-        with pytest.raises(ValueError, match="pickles can run any code, so they are not loaded"):
+        with pytest.raises(ValueError, match="pickles are not loaded, because they can run any code"):
             load(tmp_path / name)
 
 

@@ -1,4 +1,4 @@
-"""Which device is meant, and tensors on their way to it."""
+"""Choosing a device, and sending tensors to it."""
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ def test_a_gpu_with_a_number_must_be_there():
 
 
 class Copies(TorchFunctionMode):
-    """Notes where tensors are sent, and whether the copy is waited for; nothing is copied."""
+    """Records where tensors are sent and whether the copy waits; copies nothing."""
 
     def __init__(self):
         super().__init__()
@@ -65,8 +65,8 @@ class Copies(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_only_a_copy_to_the_host_is_waited_for():
-    """The host would read it before it has come."""
+def test_only_a_copy_to_the_host_waits():
+    """Otherwise the host would read it before it has arrived."""
     there, here = torch.zeros(2, device="meta"), torch.zeros(2)
     with Copies() as copies:
         send(there, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""torchrun over two nodes: the losses of one process, and what is left when one of the nodes dies."""
+"""torchrun over two nodes: the same losses as one process, and what remains when one of the nodes dies."""
 
 import re
 import subprocess
@@ -18,7 +18,7 @@ from tests.training.two_nodes import Node, torchrun, two_nodes, wait, why_not
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 STEPS, EVERY = 60, 5
-SECONDS = 120.0  # that a run of two nodes may take, most of which is importing torch
+SECONDS = 120.0  # limit for a run on two nodes, most of which is importing torch
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def same_losses(two: Path, one: Path) -> None:
 
 
 def said(log: Path, stream: str) -> str:
-    """What our process wrote, without torchrun around it."""
+    """The output of our process, without torchrun's."""
     (file,) = log.with_suffix("").rglob(f"{stream}.log")
     return file.read_text()
 

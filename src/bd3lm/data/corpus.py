@@ -50,6 +50,7 @@ class Corpus(ABC):
         return None
 
     def check_split(self, split: str) -> None:
+        """Refuse a split that the corpus does not have."""
         if split not in self.splits:
             raise ValueError(
                 f"split must be one of {', '.join(self.splits)} for corpus {self.name!r}, got {split!r}"

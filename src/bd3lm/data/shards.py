@@ -56,6 +56,7 @@ class TokenShards:
 
     @property
     def splits(self) -> tuple[str, ...]:
+        """The names of the splits."""
         return self.meta.inputs.splits
 
     @cached_property

@@ -163,6 +163,7 @@ class KVCache:
 
     @property
     def rows(self) -> int:
+        """How many texts it holds."""
         return self.ends.shape[0]
 
     @property
@@ -180,6 +181,7 @@ class KVCache:
 
     @property
     def capacity(self) -> int:
+        """How many slots the ring of a row has."""
         return self.window + self.segment
 
     @property

@@ -242,6 +242,7 @@ class Drafting(Layout):
 
     @classmethod
     def of(cls, parents: Sequence[int], masks: int) -> "Drafting":
+        """The layout of this tree of drafts, with the length that it needs."""
         return cls((1 + len(parents)) * (1 + masks), tuple(parents), masks)
 
     @property
@@ -300,6 +301,7 @@ class BlockCopies(Layout):
 
     @classmethod
     def of(cls, block_size: int, copies: int, *, causal_clean: bool) -> "BlockCopies":
+        """The layout of these blocks, with the length that it needs."""
         return cls((2 + copies) * block_size, block_size, copies, causal_clean)
 
     @property

@@ -64,6 +64,7 @@ class Packed(Layout):
         return f"Packed({self.inner}, {self.rows} rows)"
 
     def to(self, device: torch.device | str) -> "Packed":
+        """The same layout with its tensors on a device."""
         documents = send(self.documents, device)
         return self if documents is self.documents else Packed(self.inner, documents)
 
