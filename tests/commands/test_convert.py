@@ -55,7 +55,7 @@ def test_a_causal_ckpt_has_no_block_size(convert):
 
 
 def test_a_ckpt_is_never_guessed_to_be_mdlm_or_sedd(convert):
-    assert "with --block-size (the context for MDLM), --causal or --sedd" in convert()
+    assert "use --block-size (the context for MDLM), --causal or --sedd" in convert()
     assert convert("--sedd")["method"]["kind"] == "score_entropy"
     mdlm = convert(said={"parameterization": "subs"})["method"]
     assert (mdlm["kind"], mdlm["block_size"]) == ("block_diffusion", CONTEXT)

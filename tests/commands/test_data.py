@@ -199,7 +199,8 @@ def test_a_tokenizer_is_trained_and_then_prepared_with(tmp_path: Path, capsys: C
     assert f"wrote {tmp_path / 'out'}" in printed
     said = fails(capsys, *words, "--held-out", "0.5")
     assert (
-        "with source 'corpus.jsonl (field text, a document a paragraph, held out 0.25)', not 'corpus" in said
+        "other inputs: source 'corpus.jsonl (field text, a document a paragraph, held out 0.25)', not 'corpus"
+        in said
     )
     assert "held out 0.5)': choose another folder" in said
     shards = TokenShards(tmp_path / "out")

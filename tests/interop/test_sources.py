@@ -177,7 +177,9 @@ class TestPickles:
         if not with_config:
             (tmp_path / "config.json").unlink()
         torch.save({}, tmp_path / name)
-        with pytest.raises(ValueError, match="pickles are not loaded, because they can run any code") as caught:
+        with pytest.raises(
+            ValueError, match="pickles are not loaded, because they can run any code"
+        ) as caught:
             load(tmp_path)
         assert name in str(caught.value)
         assert "save_file" in str(caught.value)

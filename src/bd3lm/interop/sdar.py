@@ -63,10 +63,7 @@ def fit(config: LanguageModelConfig, tokenizer: Tokenizer | None = None) -> Fit:
     """How to write a model in SDAR's layout. The error lists everything that does not fit."""
     reading, network = config.method.unmasking(config.frame), config.network
     if reading is None:
-        raise ValueError(
-            f"method.kind must be block_diffusion for SDAR's layout, got {config.method.kind} "
-            f"({config.title})"
-        )
+        raise ValueError(f"method.kind must be block_diffusion for SDAR's layout, got {config.method.kind}")
     if not isinstance(network, TransformerConfig):
         raise ValueError(f"network.kind must be transformer for SDAR's layout, got {network.kind!r}")
     wrong = []
