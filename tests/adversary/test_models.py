@@ -347,7 +347,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "a tensor missing": (with_tensors(lambda tensors: tensors.pop(EMBEDDING)), f"missing: {EMBEDDING}"),
     "a tensor more": (with_tensors(lambda t: t.update(more=torch.zeros(1))), "unexpected: more"),
-    "no tensors": (with_tensors(lambda tensors: tensors.clear()), "of 2 layers, got 0 tensors"),
+    "no tensors": (with_tensors(lambda tensors: tensors.clear()), "it has 2 layers, got 0 tensors"),
     "weights that are no numbers": (
         with_tensors(lambda tensors: tensors[EMBEDDING].fill_(torch.nan)),
         "probabilities are not finite",

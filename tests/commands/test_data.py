@@ -202,7 +202,7 @@ def test_a_tokenizer_is_trained_and_then_prepared_with(tmp_path: Path, capsys: C
         "other inputs: source 'corpus.jsonl (field text, a document a paragraph, held out 0.25)', not 'corpus"
         in said
     )
-    assert "held out 0.5)': choose another folder" in said
+    assert "held out 0.5)'; choose another folder" in said
     shards = TokenShards(tmp_path / "out")
     first = shards.read("train", 0, int(shards.lengths("train")[0]))
     assert shards.tokenizer.decode(first) == texts[0]
