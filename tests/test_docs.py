@@ -36,12 +36,20 @@ WITH_COMMANDS = [
     *(
         ROOT / "docs" / f"{name}.md"
         for name in (
+            "install",
             "quickstart",
+            "training",
+            "publishing",
             "adapting",
             "tuning",
+            "serving",
+            "checkpoints",
             "reproduce",
             "evaluation",
             "sampling",
+            "idea",
+            "speculation",
+            "figures",
             "scale",
             "exporting",
         )
@@ -55,6 +63,7 @@ torchrun() { while [ "$1" != bd3lm ]; do shift; done; "$@"; }
 sbatch() { while [ "$1" != scripts/train.slurm ]; do shift; done; shift; bd3lm train "$@" --out "$OUT"; }
 make() { :; }
 pip() { :; }
+curl() { :; }
 python() { :; }
 lmdeploy() { :; }
 """
@@ -154,7 +163,8 @@ def test_an_unknown_program_on_a_page_is_noticed(tmp_path: Path) -> None:
         _commands("bd3ml sample box", tmp_path)
 
 
-def test_the_examples_of_sampling_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", ["sampling", "idea", "speculation", "figures"])
+def test_the_examples_of_a_page_run(page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With a tiny model in place of the box, which takes a minute for them on one core."""
     monkeypatch.chdir(tmp_path)
     joint = BlockDiffusionMethod(block_size=4, causal_clean=True, joint=True)
@@ -163,9 +173,30 @@ def test_the_examples_of_sampling_run(monkeypatch: pytest.MonkeyPatch, tmp_path:
         return {"box": of_method(joint, context=64)}[name].with_law(law)
 
     monkeypatch.setattr(bd3lm, "load", load)
-    for source in _blocks(ROOT / "docs" / "sampling.md", "python|py"):
-        exec(compile(source, "sampling.md", "exec"), {"__name__": "sampling"})
-    assert (tmp_path / "leaning" / "config.json").exists()
+    examples = _blocks(ROOT / "docs" / f"{page}.md", "python|py")
+    assert examples
+    for source in examples:
+        exec(compile(source, f"{page}.md", "exec"), {"__name__": page})
+    assert (tmp_path / "leaning" / "config.json").exists() == (page == "sampling")
+
+
+def test_what_the_page_about_the_idea_says_of_the_box_is_so(capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = _blocks(ROOT / "docs" / "idea.md", "python")
+    exec(compile(example, "idea.md", "exec"), {"__name__": "idea"})
+    text, log_p = capsys.readouterr().out.rstrip().rsplit("\n", 1)
+    assert text.startswith("The city of")
+    (said,) = re.findall(r"# (−[\d.]+),", example)
+    assert f"{float(log_p):.2f}" == said.replace("−", "-")
+
+
+def test_passes_on_the_page_about_speculation_are_those_of_the_box(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (example,) = _blocks(ROOT / "docs" / "speculation.md", "py")
+    exec(compile(example, "speculation.md", "exec"), {"__name__": "speculation"})
+    said = re.search(r"# (\d+) and (\d+) passes", example)
+    assert said
+    assert capsys.readouterr().out.split() == ["True", *said.groups()]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -196,11 +227,11 @@ def test_fields_of_recipes_named_in_a_page_exist(page: Path) -> None:
             assert _types_at([part, *family] if last == "kind" else [part, *field]), ".".join(path)
 
 
-def test_recipes_of_the_quickstart_are_understood(
+def test_recipes_of_training_are_understood(
     understand: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    recipes = _blocks(ROOT / "docs" / "quickstart.md", "yaml")
+    recipes = _blocks(ROOT / "docs" / "training.md", "yaml")
     assert recipes
     for recipe in recipes:
         Path("recipe.yaml").write_text(recipe, encoding="utf-8")

@@ -89,11 +89,14 @@ def test_every_page_has_its_place_on_the_site() -> None:
         assert name == "index" or listed.count(name) == 1, f"docs/index.md has no one line for {name}"
 
 
-def test_the_front_page_shows_what_the_readme_runs() -> None:
+def test_the_front_page_is_the_beginning_of_the_readme() -> None:
+    """Up to a mark, which must come after what runs and before the first heading."""
     index, readme = ((ROOT / path).read_text(encoding="utf-8") for path in ("docs/index.md", "README.md"))
-    shown = re.findall(r"```python\n.*?```", index, flags=re.DOTALL)
-    assert shown
-    assert all(block in readme for block in shown)
+    (mark,) = re.findall(r"```\{include\} \.\./README\.md\n.*?^:end-before: (.*?)$.*?```", index, re.M | re.S)
+    shown, _, rest = readme.partition(mark)
+    assert rest.lstrip().startswith("## ")
+    assert "```python" in shown
+    assert "\n## " not in shown
 
 
 def test_every_room_with_public_names_has_a_page_of_the_api() -> None:

@@ -41,10 +41,11 @@ class LinkedCode(SphinxTransform):
 def _breakable(
     app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: object
 ) -> None:
-    """Let long names in code break where a reader would: after a slash, dot, colon, underscore or hyphen."""
+    """Let long names in code break where a reader would: after a slash, dot, colon, underscore or hyphen
+    that ends a word, and so not after the hyphens of a flag."""
     context["body"] = re.sub(
         r'(?<=<span class="pre">)[^<]{20,}(?=</span>)',
-        lambda found: re.sub(r"([/.:_-])(?=[^/.:_-])", r"\1<wbr>", found.group()),
+        lambda found: re.sub(r"(?<=\w)([/.:_-])(?=[^/.:_-])", r"\1<wbr>", found.group()),
         context.get("body", ""),
     )
 

@@ -1,5 +1,5 @@
-"""docs/results.md with its plots, and the README's table and plot, from the results: prose is written by
-hand, and no figure is.
+"""docs/results.md with its plots, and the README's plot, from the results: prose is written by hand, and no
+figure is.
 
     python -m research.evidence.document                     # rewrites the regions and the plots
     python -m research.evidence.document --check             # fails where a region is stale
@@ -95,7 +95,6 @@ def _of_table(name: str, end: str = "") -> Callable[[Run, Measure], bool]:
 # Of the README, which has figures of its own in the prose.
 SUMMARY: Mapping[str, Region] = {
     "preset-orders": _preset_orders,
-    "quality": _region(tables.short_summary_table),
 }
 REGIONS: Mapping[str, Region] = {
     "verdicts": _region(findings.verdict_table),

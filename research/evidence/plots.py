@@ -192,8 +192,8 @@ def preset_order_plot(evidence: Evidence) -> Plot | None:
         evidence,
         "preset-orders",
         {"blocks of 4 (exact)": f"{PRESET}-4", "blocks of 16 (upper bound)": f"{PRESET}-16"},
-        "Perplexity above that of AR (dashed). Each line is one trained recipe whose blocks are uncovered in "
-        "different orders, without training again. Bars are one standard error.",
+        "Perplexity above that of AR (dashed), by the order inside a block. A line is one trained recipe, "
+        "with the same weights in every order. Bars are one standard error.",
     )
 
 

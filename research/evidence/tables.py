@@ -73,32 +73,6 @@ SUMMARY: Sequence[tuple[str, str, float | None]] = (
 )
 
 
-# Those of them that the README has, for readers who know nothing of the runs.
-SHORT: Mapping[str, str] = {
-    "ar": "AR",
-    "bd3lm-4": "the paper's recipe: 85 % of the steps on whole contexts, then blocks",
-    "clipped-4": "the paper's clipped masks, on blocks from the first step on",
-    "counts-4": "masks by count",
-    TIED_AR: "AR, tied",
-    f"{PRESET}-4": "the recommended preset `wikipedia-block-4`, tied",
-}
-
-
-def short_summary_table(evidence: Evidence) -> Table:
-    rows = []
-    for name, words in SHORT.items():
-        uniform = evidence.exact(name)
-        leaning = [NONE, NONE]
-        if name == f"{PRESET}-4":
-            leaning = _cells(evidence, name, _leaning(evidence, name, PRESET_LEAN))
-        rows.append([words, str(len(uniform.values)), *_cells(evidence, name, uniform), *leaning])
-    return Table(
-        "± after a perplexity is the standard deviation over seeds, ± after a distance a standard error.",
-        ["trained as", "seeds", "uniform order", "above AR", f"lean {PRESET_LEAN:g}", "above AR"],
-        rows,
-    )
-
-
 def summary_table(evidence: Evidence) -> Table:
     """Of blocks of 4, exact."""
     rows = []
