@@ -77,7 +77,7 @@ def test_its_name_may_be_misspelt(box: Path, typed: str) -> None:
 
 
 def test_a_revision_is_for_the_hub(box: Path) -> None:
-    with pytest.raises(ValueError, match="revision is for a hub id, got 'main'"):
+    with pytest.raises(ValueError, match="revision must be None for a local path, got 'main'"):
         interop.resolve("box", revision="main")
 
 

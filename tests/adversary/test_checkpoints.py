@@ -130,11 +130,11 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "a file elsewhere": (
         lambda index: index["files"].update({f"../step-{BEFORE:08d}/{TENSORS}": {"size": 1, "sha256": ""}}),
-        "files must be named without a folder",
+        "files must have names without a folder",
     ),
     "the index as a file": (
         lambda index: index["files"].update({INDEX: {"size": 1, "sha256": ""}}),
-        "files must be named without a folder",
+        "files must have names without a folder",
     ),
     "a tensor by another's name": (
         lambda index: index["tensors"].update(
@@ -151,11 +151,11 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         first(lambda t: t.update(shape=[10**18], pieces=[[TENSORS, 0, 10**18]])),
         "does not hold the piece of",
     ),
-    "another step": (lambda index: index.update(step=BEFORE), "of the step that step-00000004 names"),
-    "an older format": (lambda index: index.update(format=0), "must be of format 1"),
+    "another step": (lambda index: index.update(step=BEFORE), "the step that step-00000004 names"),
+    "an older format": (lambda index: index.update(format=0), "must have format 1"),
     "a list": (lambda index: [index], "SHA-256 differs"),
     "sums of another number": (lambda i: i["state"].update(since_log=[1.0]), "since_log must be 3 sums"),
-    "the state of another step": (lambda i: i["state"].update(step=16), "must be of step 4, got 16"),
+    "the state of another step": (lambda i: i["state"].update(step=16), "must have step 4, got 16"),
     "negative updates": (lambda i: i["state"].update(ema_updates=-10), "must not be negative"),
     "words for statistics": (lambda i: i["state"].update(statistics={"a": ["b"]}), "cannot be restored"),
     "something learned": (lambda i: i["state"].update(objective={"a": 1}), "has nothing to restore"),

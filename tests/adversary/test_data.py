@@ -200,15 +200,15 @@ def shard(meta: dict[str, Any]) -> dict[str, Any]:
         ),
         (
             lambda meta: meta["splits"]["train"].update(shards=[]),
-            "shards must not be empty in a split that is",
+            "shards must not be empty in a complete split",
         ),
         (lambda meta: meta["inputs"].update(splits=[]), "splits must name at least one split"),
         (lambda meta: meta["inputs"].update(mask_id=5000), "mask_id must be below the vocab_size of 258"),
         (
             lambda meta: meta["inputs"].update(vocab_size=1 << 20),
-            "dtype must hold 1048576 tokens, got",
+            "dtype must have room for 1048576 tokens, got",
         ),
-        (lambda meta: meta["inputs"].update(eos_id=None), "eos_id and bos_id must be there where"),
+        (lambda meta: meta["inputs"].update(eos_id=None), "eos_id and bos_id must be set if"),
     ],
 )
 def test_what_is_wrong_with_a_meta_is_said(
@@ -231,7 +231,7 @@ def test_counts_that_disagree_with_the_files_are_said(copy: Path) -> None:
 def test_lengths_that_disagree_with_the_tokens_are_said(copy: Path) -> None:
     path = copy / "valid-00000.lengths.npy"
     np.save(path, np.load(path)[::-1] + 1)
-    with pytest.raises(ValueError, match=r"00000\.lengths\.npy is damaged: its lengths make \d+ tokens"):
+    with pytest.raises(ValueError, match=r"00000\.lengths\.npy is damaged: its lengths add up to \d+ tokens"):
         use(copy)
 
 
@@ -244,7 +244,7 @@ def test_a_token_outside_the_vocabulary_is_said_though_the_digest_is_right(copy:
     tokens.tofile(path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     lie(copy, lambda meta: meta["splits"]["valid"]["shards"][0].update(sha256=digest))
-    with pytest.raises(ValueError, match="is damaged: it has token 300, and the vocabulary ends at 257"):
+    with pytest.raises(ValueError, match="is damaged: it has token 300, but the vocabulary ends at 257"):
         use(copy)
 
 
@@ -413,7 +413,7 @@ def test_everything_that_is_damaged_is_named(copy: Path, capsys: Capture) -> Non
 def test_what_was_not_finished_is_not_whole(copy: Path, capsys: Capture) -> None:
     status, out, _ = verified(lie(copy, lambda meta: meta["splits"]["valid"].update(complete=False)), capsys)
     assert status == 1
-    assert "split valid was not prepared to its end" in out
+    assert "split valid was not prepared completely" in out
 
 
 def test_preparing_again_restores_what_is_damaged_and_not_what_is_whole(

@@ -86,7 +86,7 @@ def test_a_tokenizer_of_another_model_is_one_line(folder: Path, capsys: pytest.C
     assert main(["sample", str(folder), "a", "--device", "cpu"]) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "model.embed_tokens.weight is (310, 32) and must be (309, 32)" in said
+    assert "model.embed_tokens.weight is (310, 32) but must be (309, 32)" in said
 
 
 def test_a_text_longer_than_the_context_is_one_line(folder: Path) -> None:

@@ -327,7 +327,7 @@ def test_additions_for_other_weights_are_one_line(base, shards, tmp_path, capsys
     changed = trained(tmp_path / "changed", tiny_recipe(shards, {"train": {"seed": 9}}))
     (own / "model" / "model.safetensors").write_bytes(weights(changed / "model"))
     line = fails(capsys, "adapt", str(tmp_path / "first"), *words, "--out", str(tmp_path / "second"))
-    assert "adds to other weights than those in" in line
+    assert "was trained with other weights than those in" in line
     assert not (tmp_path / "second").exists()
 
 

@@ -256,7 +256,7 @@ def test_answers_alone_go_to_a_pipe(tmp_path: Path, monkeypatch, capsys) -> None
         (
             b"hi\n",
             "--chat-template plane",
-            "--chat-template must be plain or a file, and there is no file plane",
+            "--chat-template must be plain or a file, but there is no file plane",
         ),
         (b"hi\n", "--chat-template FILE", "the chat template of the model must write each message once"),
     ],

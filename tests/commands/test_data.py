@@ -123,7 +123,7 @@ def test_what_of_a_folder_is_not_read_is_said_first(tmp_path: Path, capsys: Capt
     assert prepare(folder, tmp_path / "out") == 0
     printed = capsys.readouterr()
     assert printed.err.startswith(
-        f"skipped 11 of the 22 files in {folder}; of another format than .txt, .md, .jsonl, ."
+        f"skipped 11 of the 22 files in {folder}; format is not one of .txt, .md, .jsonl, ."
     )
     assert printed.err.count("\n") == 1
     assert "train: 10 documents" in printed.out
@@ -199,9 +199,10 @@ def test_a_tokenizer_is_trained_and_then_prepared_with(tmp_path: Path, capsys: C
     assert f"wrote {tmp_path / 'out'}" in printed
     said = fails(capsys, *words, "--held-out", "0.5")
     assert (
-        "with source 'corpus.jsonl (field text, a document a paragraph, held out 0.25)', not 'corpus" in said
+        "other inputs: source 'corpus.jsonl (field text, a document a paragraph, held out 0.25)', not 'corpus"
+        in said
     )
-    assert "held out 0.5)': choose another folder" in said
+    assert "held out 0.5)'; choose another folder" in said
     shards = TokenShards(tmp_path / "out")
     first = shards.read("train", 0, int(shards.lengths("train")[0]))
     assert shards.tokenizer.decode(first) == texts[0]

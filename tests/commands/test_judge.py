@@ -512,7 +512,7 @@ def test_the_command_from_end_to_end(run, judge_folder, tmp_path, capsys):
         ),
         (
             ["RUN", "--judge", "hf://a/b.gguf"],
-            "judge: a hub id must look like 'hf://owner/name' or 'hf://name' and name no file, got 'hf://a/b",
+            "judge: a hub id must look like 'hf://owner/name' or 'hf://name' without a file name, got 'hf://a/b",
         ),
         (
             ["RUN", "--judge", "block/modle"],
@@ -530,7 +530,7 @@ def test_the_command_from_end_to_end(run, judge_folder, tmp_path, capsys):
         ),
         (
             ["RUN", "--mauve", "human.csv"],
-            "mauve must be a file of human text: human.csv has a name that says",
+            "mauve must be a file of human text: human.csv has no known format in its name",
         ),
         (["RUN", "--mauve", "LINE"], "mauve must be a file of human text: "),
         (["RUN", "--stride", "1024"], "stride must be from 1 to 1023"),

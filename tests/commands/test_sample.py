@@ -424,7 +424,7 @@ def test_a_tokenizer_for_a_model_saved_without_one(saved, model, tmp_path, capsy
         ("sample SSD ab --top-p-rule exclusive", "SSD-LM draws with its projection"),
         pytest.param(
             "sample MODEL ab --device cuda",
-            "device must be cpu where there is no GPU that torch can use, got 'cuda'",
+            "device must be cpu, because torch finds no GPU it can use, got 'cuda'",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
         ),
     ],

@@ -57,7 +57,7 @@ def test_a_last_stage_without_a_model_is_not_passed_over(run, capsys):
     (run / "later" / "checkpoints").mkdir(parents=True)
     (run / "later" / "recipe.yaml").write_text("{}")
     assert main(["sample", str(run), "ab"]) == 1
-    assert f"folder {run / 'later'} holds a run that has no model yet" in capsys.readouterr().err
+    assert f"folder {run / 'later'} holds a run without a model" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -262,7 +262,7 @@ def rows_of(*rows: Any) -> Sequence[Any]:
     [
         (
             rows_of({"text": "hello"}),
-            "bad.jsonl, line 4, has no fields of a conversation: known are messages; ",
+            "bad.jsonl, line 4, must have the fields of a conversation (messages; ",
         ),
         (
             rows_of({"messages": [{"content": "q"}]}),
@@ -274,7 +274,7 @@ def rows_of(*rows: Any) -> Sequence[Any]:
         ),
         (
             rows_of({"question": "q", "answer": "x" * 300}),
-            "line 4: has 322 tokens, and at most 96 can be read",
+            "line 4: has 322 tokens, more than the limit of 96",
         ),
         ([], "split 'train' of corpus 'bad.jsonl' has no documents"),
     ],
@@ -303,7 +303,7 @@ def test_bad_conversations_are_one_line_and_nothing_is_written(kind, rows, said,
             "hello",
             "line 1: the chat template of the model must write each message once, got message 0 written 0",
         ),
-        ("{{ messages | length }}" + PLAIN, "otherwise while the answer is asked for than afterwards; "),
+        ("{{ messages | length }}" + PLAIN, "differently when it asks for the answer than afterwards; "),
     ],
 )
 def test_bad_templates_are_one_line_and_nothing_is_written(template, said, models, file, tmp_path, capsys):
@@ -327,12 +327,12 @@ def test_bad_templates_are_one_line_and_nothing_is_written(template, said, model
         (["{ar}", "{file}", "--epochs", "0"], "--epochs must be above 0 and at most 10,000, got 0"),
         (
             ["{ar}", "{file}"],
-            "needs a chat template, which this tokenizer does not have: --chat-template FILE",
+            "needs a chat template, which this tokenizer does not have: give one with --chat-template FILE",
         ),
         (["{ar}", "{file}", "--chat-template", "none"], "chats.jsonl, line 1: needs a chat template"),
         (
             ["{ar}", "{file}", "--chat-template", "no.jinja"],
-            "--chat-template must be plain or a file, and there is no file",
+            "--chat-template must be plain or a file, but there is no file",
         ),
         (
             ["{ar}", "{file}", "--data", "{text}"],
@@ -399,7 +399,7 @@ def test_what_stands_behind_the_last_answer_is_said_to_be_left_out(models, tmp_p
 
 def test_text_that_is_a_conversation_is_told_of_the_flag(file, tmp_path, capsys):
     said = fails(capsys, "data", "prepare", str(file), str(tmp_path / "d"), "--tokenizer", "bytes")
-    assert "has no text in a field 'text': it has messages; --chat reads conversations" in said
+    assert "has no text in a field 'text': it has messages; use --chat to read conversations" in said
     words = ["data", "prepare", str(file), str(tmp_path / "e"), "--tokenizer", "bytes"]
     assert "--answers is for conversations, which --chat reads" in fails(capsys, *words, "--answers", "last")
     for flag in (["--bos"], ["--no-eos"], ["--field", "x"], ["--text-unit", "line"]):

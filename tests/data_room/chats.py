@@ -1,4 +1,4 @@
-"""Conversations made up for tests, and files of them."""
+"""Made-up conversations for tests, and files of them."""
 
 import gzip
 import json
@@ -27,7 +27,7 @@ WORDS = [
 
 
 def chat(seed: int, *, answers: int | None = None, words: int = 12) -> dict[str, Any]:
-    """A conversation of some turns."""
+    """A conversation with some turns."""
     chance = random.Random(seed)
     messages = []
     for _ in range(answers or chance.randint(1, 4)):
@@ -42,7 +42,7 @@ def chats(number: int, *, first: int = 0, **options: int) -> list[dict[str, Any]
 
 
 def written(path: Path, rows: Sequence[Any]) -> Path:
-    """A file of rows, compressed where its name says so."""
+    """A file of rows, compressed if its name says so."""
     data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path

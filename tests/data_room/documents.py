@@ -1,4 +1,4 @@
-"""What the tests of this room share: corpora held in memory, other interpreters, folders as bytes."""
+"""Helpers of this room's tests: corpora in memory, other interpreters, folders as bytes."""
 
 import os
 import random
@@ -30,7 +30,7 @@ WORDS = [
 
 
 class ListCorpus(Corpus):
-    """Documents held in memory; a module of its own, so that a spawned process can import it."""
+    """Documents in memory. It is in a module of its own, so a spawned process can import it."""
 
     name = "list"
 
@@ -61,7 +61,7 @@ def small_corpus(train: int = 60, valid: int = 9, *, seed: int = 0) -> ListCorpu
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder, by name."""
+    """The contents of every file of a folder, by name."""
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
@@ -76,7 +76,7 @@ def start_python(program: str, *arguments: object) -> "subprocess.Popen[str]":
 
 
 def run_python(program: str, *arguments: object) -> str:
-    """What a program prints."""
+    """The output of a program."""
     process = start_python(program, *arguments)
     printed, _ = process.communicate()
     assert process.returncode == 0
@@ -84,7 +84,7 @@ def run_python(program: str, *arguments: object) -> str:
 
 
 class SlowCorpus(ListCorpus):
-    """The same documents, one every now and then: there is time to interrupt whoever reads them."""
+    """The same documents, one at a time with pauses, so a reader can be interrupted."""
 
     def __init__(self, documents: Mapping[str, Sequence[str]], *, seconds: float) -> None:
         super().__init__(documents)
@@ -97,7 +97,7 @@ class SlowCorpus(ListCorpus):
 
 
 class EndlessCorpus(Corpus):
-    """Documents made as they are asked for, about `size` characters in all."""
+    """Documents made on demand, about `size` characters in total."""
 
     name = "endless"
     splits = ("train",)
@@ -112,5 +112,5 @@ class EndlessCorpus(Corpus):
 
 
 def die(_: object) -> None:
-    """What a worker does that runs out of memory."""
+    """A worker that runs out of memory."""
     os._exit(3)

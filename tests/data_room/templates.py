@@ -1,4 +1,4 @@
-"""Chat templates in the style of some families, with answers marked as `transformers` asks for it."""
+"""Chat templates in the style of some families, with answers marked the way `transformers` requires."""
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
@@ -45,4 +45,4 @@ THINKING = (
     "{{ '<|im_start|>' + message['role'] + '\n' + content + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-"""As those of models that think: thoughts of earlier answers are left out."""
+"""Like templates of models that think: thoughts of earlier answers are left out."""

@@ -1,4 +1,4 @@
-"""Which tokens of a conversation are of answers, against `transformers` and against what sampling reads."""
+"""Which tokens of a conversation belong to answers, compared with `transformers` and with sampling."""
 
 import json
 import random
@@ -16,7 +16,7 @@ SPECIALS = ("<|im_start|>", "<|im_end|>", "<|header|>", "<|/header|>", "<|eot|>"
 
 
 def with_specials(plain: Tokenizer, *, end: str = "</s>") -> Tokenizer:
-    """The same with the special tokens of some families; a word that reads as one where it is not special."""
+    """The same tokenizer with the special tokens of some families, and a word that only looks like one."""
     spec = json.loads(plain.spec)
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     for name in SPECIALS:
@@ -49,7 +49,7 @@ def of(turns: list[tuple[str, str]]) -> list[Message]:
 def by_transformers(template: str, turns: list[tuple[str, str]], tokenizer: Tokenizer) -> Any:
     transformers = pytest.importorskip("transformers")
     names = {place: name for name, place in _specials(tokenizer).items()}
-    backend = type(tokenizer._backend).from_str(tokenizer.spec)  # in which their names are the tokens
+    backend = type(tokenizer._backend).from_str(tokenizer.spec)  # their names are the tokens here
     other = transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend,
         bos_token=names[tokenizer.bos_id],
@@ -71,13 +71,13 @@ def test_answers_are_those_that_transformers_marks(family, turns, tokenizer):
     expected = by_transformers(FAMILIES[family], turns, tokenizer)
     ids, mask = expected["input_ids"], expected["assistant_masks"]
     tokens, learned = answered(FAMILIES[family], of(turns), tokenizer)
-    end = len(mask) - mask[::-1].index(1)  # theirs goes on behind the last answer
+    end = len(mask) - mask[::-1].index(1)  # theirs continues after the last answer
     assert tokens[-1] == tokenizer.eos_id
-    if len(tokens) == end + 1:  # an end token of the family, and that of the tokenizer behind it
+    if len(tokens) == end + 1:  # the family's end token, then the tokenizer's
         assert ids[end - 1] != tokenizer.eos_id
         tokens, learned = tokens[:-1], learned[:-1]
     assert tokenizer.decode(tokens, skip_special=False) == tokenizer.decode(ids[:end], skip_special=False)
-    if tokenizer is BYTES:  # a BPE may cut text apart where an answer begins
+    if tokenizer is BYTES:  # a BPE may split text where an answer begins
         assert tokens == ids[:end]
         assert learned == [bool(each) for each in mask[:end]]
 
@@ -85,7 +85,7 @@ def test_answers_are_those_that_transformers_marks(family, turns, tokenizer):
 @pytest.mark.parametrize("template", [*FAMILIES.values(), PLAIN], ids=[*FAMILIES, "plain"])
 @pytest.mark.parametrize("turns", TURNS, ids=len)
 @pytest.mark.parametrize("tokenizer", [BYTES, BPE], ids=["bytes", "BPE"])
-def test_what_stands_before_an_answer_is_what_sampling_reads(template, turns, tokenizer):
+def test_tokens_before_an_answer_are_those_that_sampling_reads(template, turns, tokenizer):
     messages = of(turns)
     tokens, learned = answered(template, messages, tokenizer)
     begins = [place for place, flag in enumerate(learned) if flag and not learned[place - 1]]
@@ -106,8 +106,8 @@ def test_the_last_answer_alone():
     assert BYTES.decode([t for t, flag in zip(tokens, learned, strict=True) if flag]) == "1"
 
 
-def test_a_template_without_end_tokens_gets_one_behind_the_last_answer():
-    """Between answers sampling reads none, and so nothing ends there that could be learned."""
+def test_a_template_without_end_tokens_gets_one_after_the_last_answer():
+    """Sampling reads nothing between answers, so nothing learnable ends there."""
     template = (
         "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
         "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -116,14 +116,14 @@ def test_a_template_without_end_tokens_gets_one_behind_the_last_answer():
     tokens, learned = answered(template, messages, BYTES)
     assert BYTES.decode(tokens, skip_special=False).endswith("user: 0\nassistant: 1</s>")
     said = [BYTES.decode([t], skip_special=False) for t, flag in zip(tokens, learned, strict=True) if flag]
-    assert "".join(said) == "bd1</s>"  # as far as the content goes, blanks at its ends aside
+    assert "".join(said) == "bd1</s>"  # except for blanks at its ends
     lacking = Tokenizer(BYTES.spec, mask_id=BYTES.mask_id, eos_id=None, bos_id=None)
-    with pytest.raises(ValueError, match="no special token behind an answer, and the tokenizer has no end"):
+    with pytest.raises(ValueError, match="no special token after an answer, and the tokenizer has no end"):
         answered(template, messages, lacking)
 
 
-def test_thoughts_that_a_template_drops_later_are_learned_where_they_are_last():
-    """As sampling reads it: without the thoughts of earlier answers. All answers cannot be learned so."""
+def test_thoughts_that_a_template_drops_later_are_learned_in_the_last_answer():
+    """As sampling reads it: without the thoughts of earlier answers. So not all answers can be learned."""
     turns = [
         ("user", "a"),
         ("assistant", "<think>1</think>\nb"),
@@ -137,26 +137,26 @@ def test_thoughts_that_a_template_drops_later_are_learned_where_they_are_last():
     begin = learned.index(True)
     assert tokens[:begin] == conversation(THINKING, of(turns[:3]), BYTES)
     assert BYTES.decode(tokens[begin:]) == "<think>2</think>\nd"
-    with pytest.raises(ValueError, match="message 1, an answer, in other words") as caught:
+    with pytest.raises(ValueError, match="changes message 1, an answer") as caught:
         answered(THINKING, of(turns), BYTES)
     assert "--answers last" in str(caught.value)
 
 
-def test_a_template_that_rewrites_what_is_past_is_refused():
+def test_a_template_that_rewrites_past_turns_is_refused():
     template = "{{ messages | length }}" + CHATML
-    with pytest.raises(ValueError, match=r"before message 1, an answer, otherwise .* \(--answers last\)"):
+    with pytest.raises(ValueError, match=r"before message 1, an answer, differently .* \(--answers last\)"):
         answered(template, of(TURNS[1]), BYTES)
     with pytest.raises(ValueError, match="asks for message 3, the last answer, with other words"):
         answered(template, of(TURNS[1]), BYTES, answers="last")
     with pytest.raises(ValueError, match="roles must alternate"):
         answered(MISTRAL, of([("user", "a"), ("user", "b"), ("assistant", "c")]), BYTES)
-    with pytest.raises(ValueError, match="must end with one of the assistant"):
+    with pytest.raises(ValueError, match="must end with an assistant message"):
         answered(CHATML, of([("user", "a")]), BYTES)
 
 
 @pytest.mark.parametrize("template", [*FAMILIES.values(), PLAIN], ids=[*FAMILIES, "plain"])
 def test_no_text_makes_special_tokens_or_moves_an_answer(template):
-    """Names of special tokens, signs of ours, programs: what is written is what was said."""
+    """Names of special tokens, our placeholders, programs: the content is written verbatim."""
     chance = random.Random(0)
     parts = [
         *SPECIALS,
@@ -191,7 +191,7 @@ def test_no_text_makes_special_tokens_or_moves_an_answer(template):
     assert len(kinds) > 5
 
 
-def test_what_goes_on_leaves_the_tokens_before_as_they_are():
+def test_a_continuation_keeps_the_tokens_before_it():
     for seed in range(200):
         chance = random.Random(seed)
         before, text = ("".join(chance.choices("ab \n:theof", k=chance.randint(0, 6))) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Tokenizers beside causal language models: where the mask is, what begins and ends a text, templates."""
+"""Tokenizers next to causal language models: where the mask is, what begins and ends a text, templates."""
 
 import json
 from pathlib import Path
@@ -15,11 +15,11 @@ from tests.data_room.documents import random_texts
 from tests.data_room.test_tokenizers import BPE, gpt_like
 
 TEXTS = [*random_texts(20), "", " ", "12 345,6 é 漢字 👩‍👩‍👧\r\n\ttab", "<|mask|> <|endoftext|>"]
-SIZE = 300  # of gpt_like
+SIZE = 300  # vocabulary size of gpt_like
 
 
 def beside(folder: Path, vocabulary: int, *, begin: bool = False, **files: Any) -> Backend:
-    """A tokenizer beside the config.json of a Llama model; with `begin` it begins texts with a token."""
+    """A tokenizer next to the config.json of a Llama model. With `begin` it begins texts with a token."""
     backend = gpt_like(folder, files.pop("tokenizer_config", {"eos_token": "<|endoftext|>"}))
     if begin:
         backend.post_processor = processors.TemplateProcessing(
@@ -65,7 +65,7 @@ def test_the_mask_follows_the_model_s_vocabulary(vocabulary: int, begin: bool, t
 
 
 def test_a_mask_in_the_place_of_an_appended_one_keeps_the_fingerprint(tmp_path: Path) -> None:
-    """Beside a model or not: only where texts begin may differ, which is part of it."""
+    """With or without a model next to it, only the beginning of texts may differ."""
     beside(tmp_path, SIZE, begin=True)
     there = load_tokenizer(tmp_path)
     (tmp_path / "config.json").unlink()
@@ -99,7 +99,7 @@ def test_a_vocabulary_that_the_model_does_not_have_is_refused(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("said", ["many", 0, -1, 2**40, True, None, 3.5])
-def test_a_size_that_is_none_is_refused(said: object, tmp_path: Path) -> None:
+def test_an_invalid_size_is_refused(said: object, tmp_path: Path) -> None:
     beside(tmp_path, SIZE, config={"vocab_size": said})
     with pytest.raises(ValueError, match=r"vocab_size in config\.json of .* must be a whole number"):
         load_tokenizer(tmp_path)
@@ -126,15 +126,15 @@ def test_a_torn_file_is_one_line(name: str, text: str, tmp_path: Path) -> None:
     ],
     ids=["tokenizer", "tokenizer first", "generation", "several", "config", "unknown"],
 )
-def test_what_ends_a_text(files: dict[str, Any], eos: int | None, tmp_path: Path) -> None:
+def test_the_tokens_that_end_a_text(files: dict[str, Any], eos: int | None, tmp_path: Path) -> None:
     backend = beside(tmp_path, SIZE, **files)
     assert load_tokenizer(tmp_path).eos_id == (backend.token_to_id("a") if eos is None else eos)
 
 
 @pytest.mark.parametrize("said", ["x", -1, [1, "x"], True])
-def test_an_end_that_is_no_token_is_refused(said: object, tmp_path: Path) -> None:
+def test_an_invalid_end_token_is_refused(said: object, tmp_path: Path) -> None:
     beside(tmp_path, SIZE, generation_config={"eos_token_id": said})
-    with pytest.raises(ValueError, match=r"eos_token_id beside the tokenizer of .* must be token ids, got"):
+    with pytest.raises(ValueError, match=r"eos_token_id for the tokenizer of .* must be token ids, got"):
         load_tokenizer(tmp_path)
 
 
@@ -167,7 +167,7 @@ class TestTemplates:
         assert bare.fingerprint == tokenizer.fingerprint
         assert by_transformers(tmp_path / "again").chat_template == "A"
 
-    def test_a_template_that_is_none_is_refused(self, tmp_path: Path) -> None:
+    def test_an_invalid_template_is_refused(self, tmp_path: Path) -> None:
         beside(tmp_path, SIZE, tokenizer_config={"chat_template": 3})
         with pytest.raises(ValueError, match=r"chat_template of .* must be a text, got 3"):
             load_tokenizer(tmp_path)

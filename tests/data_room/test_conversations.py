@@ -1,4 +1,4 @@
-"""From files of conversations to shards that know their answers: the same bytes every time, and bad input."""
+"""From files of conversations to shards with marked answers: reproducible bytes, and bad input."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def test_the_number_of_workers_changes_nothing(file, expected, workers, tmp_path
 
 
 class Interrupted(BaseException):
-    """As a KeyboardInterrupt: nothing in between may catch it."""
+    """Like a KeyboardInterrupt: nothing in between may catch it."""
 
 
 @pytest.mark.parametrize(
@@ -135,10 +135,10 @@ def test_damaged_answers_are_found_and_made_again(file, expected, damage, tmp_pa
     assert contents(tmp_path) == expected
 
 
-def test_a_folder_is_of_one_template_and_one_choice_of_answers(file, expected, tmp_path):
+def test_a_folder_has_one_template_and_one_choice_of_answers(file, expected, tmp_path):
     run(file, tmp_path)
     for other, said in (
-        (ChatFormat(template=PLAIN + " "), "with another chat template"),
+        (ChatFormat(template=PLAIN + " "), "other inputs: another chat template"),
         (ChatFormat(template=PLAIN, answers="last"), "answers 'all', not 'last'"),
     ):
         with pytest.raises(ValueError, match=said):
@@ -148,16 +148,16 @@ def test_a_folder_is_of_one_template_and_one_choice_of_answers(file, expected, t
     assert contents(tmp_path) == expected
 
 
-def test_texts_have_no_answers_and_their_folders_say_nothing_of_any(tmp_path):
-    """As folders that were prepared before: their fingerprints, which runs remember, stay."""
+def test_folders_of_texts_record_nothing_about_answers(tmp_path):
+    """Folders prepared before this feature keep their fingerprints, which runs remember."""
     shards = prepare(small_corpus(train=40, valid=6), BYTES, tmp_path, progress=False)
     assert shards.fingerprint == "6233e8bf4b3dcdf838832cf81b2e708c16f757d94700dca50ea9859dace8378b"
     meta = json.loads((tmp_path / "meta.json").read_text())
     assert "chat" not in meta["inputs"]
     assert "answers_sha256" not in meta["splits"]["train"]["shards"][0]
-    with pytest.raises(ValueError, match="hold texts, in which nothing is an answer"):
+    with pytest.raises(ValueError, match="hold texts, which have no answers"):
         shards.answers("train", 0, 1)
-    with pytest.raises(ValueError, match="chat must be given for conversations and for nothing else"):
+    with pytest.raises(ValueError, match="chat must be given for conversations and only for them"):
         prepare(small_corpus(), BYTES, tmp_path / "other", chat=CHAT)
 
 
@@ -198,7 +198,7 @@ def test_packed_and_parquet_files_hold_the_same(file, tmp_path):
 
 
 def test_no_row_of_parquet_takes_much_memory(tmp_path):
-    """A text that is stored once, and named a million times: 20 KB that would be 20 GB."""
+    """A text stored once and used a million times: 20 KB that would become 20 GB."""
     import pyarrow
     from pyarrow import parquet
 
@@ -226,13 +226,13 @@ def test_names_say_splits_and_the_last_are_held_out(tmp_path):
     [
         ("{", "line 3, is not JSON: "),
         ("[1, 2]", "line 3, must be an object with fields, got list"),
-        ('{"text": "x"}', "line 3, has no fields of a conversation: known are "),
+        ('{"text": "x"}', "line 3, must have the fields of a conversation"),
         ('{"messages": [{"role": "user", "content": "q"}]}', "line 3, has no message of the assistant"),
         ('{"messages": [{"role": "x", "content": "q"}]}', "line 3, must have one of the roles "),
         ("[" * 100_000, "line 3, is JSON nested too deeply to be read"),
     ],
 )
-def test_a_line_that_is_no_conversation_is_named_and_nothing_is_written(line, said, tmp_path):
+def test_an_invalid_line_is_named_and_nothing_is_written(line, said, tmp_path):
     file = written(tmp_path / "bad.jsonl", ROWS[:2])
     with file.open("a") as opened:
         opened.write(line + "\n")
@@ -252,7 +252,7 @@ def test_a_line_that_is_no_conversation_is_named_and_nothing_is_written(line, sa
             ChatFormat(template="{{ raise_exception('no') }}"),
             "the chat template of the model cannot be used: no",
         ),
-        (ChatFormat(template=PLAIN, longest=10), "tokens, and at most 10 can be read"),
+        (ChatFormat(template=PLAIN, longest=10), "tokens, more than the limit of 10"),
     ],
 )
 def test_a_conversation_that_cannot_be_tokenized_is_named_and_nothing_is_written(chat, said, file, tmp_path):
@@ -262,7 +262,7 @@ def test_a_conversation_that_cannot_be_tokenized_is_named_and_nothing_is_written
     assert not (tmp_path / "out").exists()
 
 
-def test_other_files_hold_no_conversations(tmp_path):
+def test_other_formats_cannot_hold_conversations(tmp_path):
     (tmp_path / "a.txt").write_text("hello")
     with pytest.raises(ValueError, match=r"a\.txt must be \.jsonl or \.parquet, to hold conversations"):
         ConversationCorpus(tmp_path / "a.txt")

@@ -1,4 +1,4 @@
-"""Detokenizers: sentences as the corpora print them, and as people write them."""
+"""Detokenizers: sentences as the corpora have them, and as people write them."""
 
 import pytest
 

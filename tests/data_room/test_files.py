@@ -117,7 +117,7 @@ def test_blank_documents_are_left_out(tmp_path: Path) -> None:
     write_parquet(tmp_path / "b.parquet", [None, "z", ""])
     corpus = FileCorpus(tmp_path, held_out=0)
     assert list(corpus.documents("train")) == ["x", "y", "z"]
-    assert list(corpus.rows("train")) == ["", " \n", "x", "y", "", "", "z", ""]  # a blank line is no row
+    assert list(corpus.rows("train")) == ["", " \n", "x", "y", "", "", "z", ""]  # a blank line is not a row
 
 
 def test_half_a_surrogate_pair_becomes_a_replacement_character(tmp_path: Path) -> None:
@@ -168,10 +168,10 @@ def test_a_folder_of_text_to_measure_on_needs_no_training_text(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("held_out", "kept"), [(None, 38), (7, 33), (0, 40)])
-def test_files_that_all_say_train_are_held_out_from_as_those_that_say_nothing(
+def test_folders_with_only_train_files_hold_out_like_unnamed_ones(
     tmp_path: Path, held_out: float | None, kept: int
 ) -> None:
-    """And their documents do not depend on how many of them are held out."""
+    """And their documents do not depend on how many are held out."""
     texts = [str(i) for i in range(40)]
     write_txt(tmp_path / "train-aa.txt", texts[:15])
     write_txt(tmp_path / "train-ab.txt", texts[15:])
@@ -189,7 +189,7 @@ def test_files_come_in_the_order_of_their_names(tmp_path: Path) -> None:
     }
 
 
-def test_hidden_and_foreign_files_are_left_alone_and_it_is_said(tmp_path: Path) -> None:
+def test_hidden_and_foreign_files_are_skipped_and_reported(tmp_path: Path) -> None:
     folder = tmp_path / "texts"
     write_jsonl(folder / "test.jsonl", TEXTS)
     write_jsonl(folder / ".cache" / "other.jsonl", ["hidden"])
@@ -200,21 +200,21 @@ def test_hidden_and_foreign_files_are_left_alone_and_it_is_said(tmp_path: Path) 
     assert all_documents(corpus) == {"test": TEXTS}
     assert corpus.skipped == (
         f"skipped 3 of the 4 files in {folder}; hidden: 1 without a suffix (.cache), 1 .txt (.notes.txt); "
-        "of another format than .txt, .md, .jsonl, .parquet: 1 .csv.gz (sub/table.csv.gz)"
+        "format is not one of .txt, .md, .jsonl, .parquet: 1 .csv.gz (sub/table.csv.gz)"
     )
 
 
-def test_of_many_files_only_the_numbers_are_said(tmp_path: Path) -> None:
+def test_many_skipped_files_are_reported_as_numbers(tmp_path: Path) -> None:
     write_txt(tmp_path / "a.txt", TEXTS)
     for number, suffix in enumerate("abbcccddddeeeeeffffff"):
         (tmp_path / f"{number}.{suffix}").touch()
     assert FileCorpus(tmp_path).skipped == (
-        f"skipped 21 of the 22 files in {tmp_path}; of another format than .txt, .md, .jsonl, .parquet: 6 "
-        ".f, 5 .e, 4 .d, 3 .c, 2 .b, 1 of other suffixes"
+        f"skipped 21 of the 22 files in {tmp_path}; format is not one of .txt, .md, .jsonl, .parquet: 6 "
+        ".f, 5 .e, 4 .d, 3 .c, 2 .b, 1 with other suffixes"
     )
 
 
-def test_what_is_no_file_is_said(tmp_path: Path) -> None:
+def test_special_files_and_links_to_folders_are_reported(tmp_path: Path) -> None:
     folder, elsewhere = tmp_path / "texts", tmp_path / "elsewhere"
     write_txt(folder / "a.txt", TEXTS)
     write_txt(elsewhere / "b.txt", TEXTS)
@@ -224,11 +224,11 @@ def test_what_is_no_file_is_said(tmp_path: Path) -> None:
     corpus = FileCorpus(folder, held_out=0)
     assert list(corpus.documents("train")) == ["\n\n\n".join(TEXTS)]
     assert corpus.skipped is not None
-    assert "no regular files: 2 .txt (c.txt, d.txt)" in corpus.skipped
+    assert "not regular files: 2 .txt (c.txt, d.txt)" in corpus.skipped
     assert "links to folders: 1 without a suffix (linked)" in corpus.skipped
 
 
-def test_where_all_is_read_nothing_is_said(tmp_path: Path) -> None:
+def test_nothing_is_reported_if_all_files_are_read(tmp_path: Path) -> None:
     path = write_txt(tmp_path / "a.txt", TEXTS)
     (tmp_path / "b.MD").write_text("# A heading")
     assert FileCorpus(tmp_path).skipped is None
@@ -244,14 +244,14 @@ def test_markdown_is_text(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("data", ["a.jsonl", "train.txt"])
-def test_markdown_beside_data_describes_it(tmp_path: Path, data: str) -> None:
-    """The card of a data set from the hub is no document of it."""
+def test_markdown_next_to_data_is_skipped(tmp_path: Path, data: str) -> None:
+    """The card of a data set from the hub is not one of its documents."""
     (write_jsonl if data.endswith("jsonl") else write_txt)(tmp_path / data, TEXTS)
     write_txt(tmp_path / "README.md", ["about"])
     corpus = FileCorpus(tmp_path, held_out=0)
     assert list(corpus.documents("train")) == TEXTS
     assert corpus.skipped is not None
-    assert ".md beside data, which it describes: 1 .md (README.md)" in corpus.skipped
+    assert ".md notes next to data files: 1 .md (README.md)" in corpus.skipped
 
 
 @pytest.mark.parametrize(("held_out", "kept"), [(None, 38), (0.5, 20), (7, 33), (0.001, 39), (0, 40)])
@@ -270,7 +270,7 @@ def test_giving_held_out_overrides_names(tmp_path: Path) -> None:
 
 
 def test_reading_is_lazy(tmp_path: Path) -> None:
-    """A damaged line is met when it is reached, not before: nothing reads ahead."""
+    """A damaged line is reported when it is reached, not before: nothing reads ahead."""
     path = write_jsonl(tmp_path / "train.jsonl", TEXTS)
     path.write_text(path.read_text() + "damaged\n")
     documents = FileCorpus(path, held_out=0).documents("train")
@@ -311,7 +311,7 @@ def test_held_out_must_make_sense(tmp_path: Path, held_out: float) -> None:
         list(FileCorpus(path, held_out=held_out).documents("train"))
 
 
-def test_what_has_no_documents_is_not_blamed_on_held_out(tmp_path: Path) -> None:
+def test_an_empty_corpus_is_not_blamed_on_held_out(tmp_path: Path) -> None:
     for unit in get_args(TextUnit):
         with pytest.raises(ValueError, match=r"^a.txt is empty, so it has no documents$"):
             FileCorpus(write_txt(tmp_path / "a.txt", []), text_unit=unit).documents("train")
@@ -341,7 +341,7 @@ def test_an_unknown_split_is_refused(tmp_path: Path) -> None:
 def test_half_named_folders_are_refused(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "train.jsonl", TEXTS)
     write_jsonl(tmp_path / "more.jsonl", TEXTS)
-    with pytest.raises(ValueError, match=r"others that do not, such as more.jsonl"):
+    with pytest.raises(ValueError, match=r"files whose names do not, such as more.jsonl"):
         FileCorpus(tmp_path)
 
 
@@ -354,7 +354,7 @@ def test_missing_empty_and_foreign_paths(tmp_path: Path) -> None:
         FileCorpus(tmp_path)
     for name in ("a.csv", "b.parquet.gz", "c.gz"):
         (tmp_path / name).touch()
-        with pytest.raises(ValueError, match="says no format that can be read"):
+        with pytest.raises(ValueError, match="has no known format in its name"):
             FileCorpus(tmp_path / name)
 
 

@@ -1,4 +1,4 @@
-"""The named corpora on small local files of the same schemas, read by `datasets`; the hub is imitated."""
+"""The named corpora on small local files with the same schemas, read by `datasets`; the hub is imitated."""
 
 import sys
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ def test_openwebtext_holds_out_its_last_documents(tmp_path: Path, monkeypatch: p
 
 def test_openwebtext_must_be_larger_than_what_it_holds_out(tmp_path: Path) -> None:
     write(tmp_path / "train.parquet", text=["only"])
-    with pytest.raises(ValueError, match="openwebtext holds out its last 100000 rows and has only 1"):
+    with pytest.raises(ValueError, match="openwebtext holds out its last 100000 rows, but has only 1"):
         list(NamedCorpus("openwebtext", folder=tmp_path).documents("valid"))
 
 
@@ -107,7 +107,7 @@ def test_scientific_papers_are_their_articles(tmp_path: Path, name: str) -> None
     }
 
 
-def test_every_name_of_the_issue_is_there() -> None:
+def test_every_corpus_of_the_paper_is_there() -> None:
     assert {"lm1b", "openwebtext", "ptb", "wikitext103", "lambada", "ag_news", "pubmed", "arxiv"} == set(
         RECIPES
     )
@@ -167,7 +167,7 @@ def test_lines_without_a_title_are_one_article(lines: list[str]) -> None:
 
 
 class Hub:
-    """Stands for `load_dataset` and `HfApi`, and keeps what it was asked."""
+    """Replaces `load_dataset` and `HfApi`, and records the requests."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class Hub:
         field: str = "text",
         main: Sequence[str] = ("README.md",),
     ) -> None:
-        """`files` are of the converted revision, `main` of the main one."""
+        """`files` are in the converted revision, `main` in the main one."""
         self.loaded: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self.revisions: list[str | None] = []
         self.rows, self.field = rows, field
@@ -210,7 +210,7 @@ def test_a_script_is_read_from_its_converted_revision(monkeypatch: pytest.Monkey
     assert imitation.revisions == ["refs/convert/parquet"]
 
 
-# The files of the hub's conversions: arXiv, whose train is above 5 GB, has all its splits in partial folders.
+# The files of the hub's conversions. arXiv's train is above 5 GB, so all its splits are in partial folders.
 CONVERSIONS = {
     "lm1b": ["plain_text/train/0000.parquet", "plain_text/test/0000.parquet"],
     "ptb": [f"penn_treebank/{split}/0000.parquet" for split in ("train", "validation", "test")],
@@ -249,7 +249,7 @@ def test_a_whole_split_goes_before_a_partial_one(monkeypatch: pytest.MonkeyPatch
 def test_a_script_that_lies_on_the_main_revision_is_noticed(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`datasets` refuses such a repository, whatever else lies there."""
+    """`datasets` refuses a repository of this kind, whatever else is in it."""
     recipe = RECIPES[name]
     folders = [f"{recipe.config}/{split}" for split in recipe.splits.values()]
     files = [f"{folder}/0000.parquet" for folder in folders]
@@ -267,7 +267,7 @@ def test_a_script_that_lies_on_the_main_revision_is_noticed(
 
 
 def test_a_part_of_openwebtext_is_not_taken_for_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its last documents are held out, and a part does not have them."""
+    """Its last documents are held out, and a partial copy lacks them."""
     files = [f"plain_text/partial-train/{number:04}.parquet" for number in range(10)]
     Hub(monkeypatch, files=files, main=["README.md", "openwebtext.py"])
     message = (
@@ -344,7 +344,7 @@ def test_a_folder_of_another_schema_is_refused(tmp_path: Path) -> None:
 
 def test_without_a_network_the_error_names_the_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise Exception("cannot reach the hub\nand more")  # as plain as httpx's
+        raise Exception("cannot reach the hub\nand more")  # a plain Exception, like httpx's
 
     monkeypatch.setattr("huggingface_hub.HfApi", lambda: SimpleNamespace(dataset_info=fail))
     with pytest.raises(

@@ -23,7 +23,7 @@ def tokens(shards, split) -> list[int]:
 
 
 def test_ids_reach_the_shards_as_they_are(tmp_path):
-    """[104, 105] twice would be the same text as one document; bytes are counted by the tokenizer."""
+    """[104, 105] twice would have the same text as one document; the tokenizer counts bytes."""
     tokenizer = byte_tokenizer()
     documents = [[256, 104, 105], [195, 169, 256], []]
     corpus = Ids({"train": [json.dumps(each) for each in documents]})
@@ -43,7 +43,7 @@ def test_ids_reach_the_shards_as_they_are(tmp_path):
         ("[257]", "must not hold the mask token 257"),
     ],
 )
-def test_what_are_no_ids_is_refused(document, said, tmp_path):
+def test_invalid_ids_are_refused(document, said, tmp_path):
     with pytest.raises(ValueError, match=said):
         prepare(
             Ids({"train": [document]}),
@@ -76,7 +76,7 @@ def test_corpora_are_joined_split_by_split(tmp_path):
     assert tokens(shards, "train") == [97, 256, 98, 256, 100, 256]
 
 
-def test_what_cannot_be_joined():
+def test_corpora_that_cannot_be_joined_are_refused():
     text = ListCorpus({"train": ["a"]})
     with pytest.raises(ValueError, match="at least one corpus"):
         JoinedCorpus([])

@@ -1,4 +1,5 @@
-"""Conversations that share sequences: each whole and once, filled and hidden as each method asks."""
+"""Conversations that share sequences: each whole and exactly once, filled and hidden as the method
+requires."""
 
 import math
 from pathlib import Path
@@ -56,11 +57,11 @@ def test_each_size_that_fits_is_packed_once(sizes: list[int], context: int) -> N
     assert found == sorted(found)
     assert all(list(each) == sorted(each) for each in found)
     fullest = [sum(sizes[place] for place in each) for each in found]
-    assert sum(2 * full <= context for full in fullest) <= 1  # two half-empty ones would have been one
+    assert sum(2 * full <= context for full in fullest) <= 1  # two half-empty sequences would have been one
 
 
 def test_packing_wastes_little() -> None:
-    """Sizes as conversations have them: about the fewest sequences that there can be."""
+    """Sizes like those of real conversations: about the fewest possible sequences."""
     chance = np.random.default_rng(0)
     sizes = np.minimum(np.exp(chance.normal(5.0, 0.8, 5000)).astype(np.int64) + 8, 1024)
     found = pack(sizes, 1024)
@@ -69,7 +70,7 @@ def test_packing_wastes_little() -> None:
 
 @pytest.mark.parametrize("packing", PACKINGS, ids=str)
 def test_every_conversation_is_whole_and_filled(shards: TokenShards, packing: Packing) -> None:
-    """By hand: each row is cut where its document numbers change."""
+    """The reference result: each row is cut where its document numbers change."""
     size = CONTEXT - CONTEXT % packing.unit
     packed = PackedConversations(shards, "train", size, packing=packing)
     said = conversations(shards)
@@ -101,7 +102,7 @@ def test_every_conversation_is_whole_and_filled(shards: TokenShards, packing: Pa
 
 
 def by_hand(learned: list[bool], unit: int) -> tuple[list[bool], list[bool]]:
-    """Each block in turn, as it is written: one answer, and behind it nothing yet."""
+    """Each block in turn, as in sampling: one answer, and nothing after it yet."""
     scored, absent = [], []
     for begin in range(0, len(learned), unit):
         block = learned[begin : begin + unit]
@@ -122,7 +123,7 @@ def by_hand(learned: list[bool], unit: int) -> tuple[list[bool], list[bool]]:
 
 
 @pytest.mark.parametrize("packing", PACKINGS[2:], ids=str)
-def test_behind_an_answer_its_block_is_hidden(shards: TokenShards, packing: Packing) -> None:
+def test_the_rest_of_a_block_after_an_answer_is_hidden(shards: TokenShards, packing: Packing) -> None:
     packed = PackedConversations(shards, "train", CONTEXT, packing=packing)
     said, lost, hidden = conversations(shards), 0, 0
     for place in range(len(packed)):
@@ -143,7 +144,7 @@ def test_behind_an_answer_its_block_is_hidden(shards: TokenShards, packing: Pack
     assert lost == 0 or packing.unit > 4  # an answer and the next do not fit in a small block
 
 
-def test_each_alone_is_a_text_with_its_answers(shards: TokenShards) -> None:
+def test_alone_each_conversation_has_its_own_sequence(shards: TokenShards) -> None:
     rows = PackedConversations(shards, "train", CONTEXT, alone=True)
     said = conversations(shards)
     assert len(rows) == len(said)
@@ -180,7 +181,7 @@ def test_an_epoch_holds_every_conversation_once_and_never_in_two_ways(shards: To
         packed.batch([len(packed)])
 
 
-def test_one_that_is_too_long_is_named_or_left_out(tmp_path: Path) -> None:
+def test_a_conversation_that_is_too_long_is_named_or_left_out(tmp_path: Path) -> None:
     rows = chats(20, words=2, answers=1)
     for place in (7, 9):
         rows[place]["messages"][1]["content"] = "x" * 200

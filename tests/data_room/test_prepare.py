@@ -39,7 +39,7 @@ SHARD_TOKENS = 3000
 
 
 class Interrupted(BaseException):
-    """As a KeyboardInterrupt: nothing in between may catch it."""
+    """Like a KeyboardInterrupt: nothing in between may catch it."""
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def run(out: Path, corpus: ListCorpus = CORPUS, **options: Any) -> TokenShards:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """What an uninterrupted run of one process leaves."""
+    """The result of an uninterrupted run in one process."""
     out = tmp_path_factory.mktemp("expected")
     run(out)
     files = contents(out)
@@ -143,7 +143,7 @@ def test_a_finished_folder_is_left_alone(
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: int) -> list[int]:
-    """Let the call-th call of a function raise; gives a list that counts the calls."""
+    """Make the call-th call of a function raise. Returns a list that counts the calls."""
     calls = [0]
     real: Callable[..., Any] = getattr(owner, name)
 
@@ -183,7 +183,7 @@ def count_texts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_an_interruption_at_any_point_loses_nothing_finished(
     tmp_path: Path, expected: dict[str, bytes], owner: object, name: str, tidy: bool
 ) -> None:
-    """Every write, fsync, rename and batch is once the last thing that happens, tidied up after or not."""
+    """Each write, fsync, rename and batch is the last operation once, with and without cleanup after it."""
     point = 0
     while True:
         out = tmp_path / str(point)
@@ -255,7 +255,7 @@ def test_missing_and_cut_files_are_made_again(
     assert contents(tmp_path) == expected
 
 
-def test_what_a_killed_writer_left_half_written_is_removed(
+def test_half_written_files_of_a_killed_writer_are_removed(
     tmp_path: Path, expected: dict[str, bytes]
 ) -> None:
     (tmp_path / ".meta.json.4711.tmp").write_bytes(b"{")
@@ -264,7 +264,7 @@ def test_what_a_killed_writer_left_half_written_is_removed(
     assert contents(tmp_path) == {**expected, ".notes.tmp": b"somebody's"}
 
 
-def test_without_locks_it_may_be_of_a_writer_that_lives(
+def test_without_locks_half_written_files_of_others_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def flock(*_: object) -> None:
@@ -329,7 +329,7 @@ def test_a_worker_that_dies_is_one_clear_line(tmp_path: Path, expected: dict[str
 
 
 def test_processes_that_cannot_start_are_one_clear_line(tmp_path: Path) -> None:
-    """Those of a script from standard input have no file to begin from."""
+    """Workers of a script from standard input have no file to start from."""
     script = (
         "from bd3lm.data import PydocCorpus, prepare, train_bpe\n"
         "tokenizer = train_bpe(['some words'], 260)\n"
@@ -358,14 +358,14 @@ def test_other_inputs_into_the_same_folder_are_refused(
     tmp_path: Path, expected: dict[str, bytes], options: dict[str, Any], message: str
 ) -> None:
     run(tmp_path)
-    with pytest.raises(ValueError, match=f"was prepared from other inputs, with {message}"):
+    with pytest.raises(ValueError, match=f"was prepared from other inputs: {message}"):
         run(tmp_path, **options)
     assert contents(tmp_path) == expected
 
 
 def test_another_tokenizer_into_the_same_folder_is_refused(tmp_path: Path) -> None:
     run(tmp_path)
-    with pytest.raises(ValueError, match="other inputs, with tokenizer_fingerprint"):
+    with pytest.raises(ValueError, match="other inputs: tokenizer_fingerprint"):
         prepare(CORPUS, train_bpe(random_texts(50), 300), tmp_path, shard_tokens=SHARD_TOKENS)
 
 
@@ -373,7 +373,7 @@ def test_another_tokenizer_into_the_same_folder_is_refused(tmp_path: Path) -> No
 def test_other_inputs_start_over_only_where_no_shard_is_finished(
     tmp_path: Path, expected: dict[str, bytes], finished: bool
 ) -> None:
-    """As after a line that could not be read: correcting it changes the source."""
+    """As after an unreadable line was corrected, which changes the source."""
 
     class BadLine(ListCorpus):
         def documents(self, split: str) -> Iterator[str]:
@@ -428,7 +428,7 @@ def test_two_at_once_are_refused(tmp_path: Path) -> None:
 
 def test_a_folder_with_foreign_bin_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").touch()
-    with pytest.raises(FileExistsError, match=r"holds \.bin files and no meta\.json"):
+    with pytest.raises(FileExistsError, match=r"holds \.bin files but no meta\.json"):
         run(tmp_path)
 
 
@@ -438,7 +438,7 @@ def test_a_folder_with_foreign_bin_files_is_refused(tmp_path: Path) -> None:
         ({"workers": 0}, "workers must be at least 1, got 0"),
         ({"shard_tokens": 0}, "shard_tokens must be at least 1, got 0"),
         ({"splits": []}, "splits must name at least one"),
-        ({"splits": ["train", "train"]}, "splits must name at least one split, and none twice"),
+        ({"splits": ["train", "train"]}, "splits must name at least one split, each once"),
         ({"splits": ["test"]}, "split must be one of train, valid for corpus 'list', got 'test'"),
     ],
 )
@@ -488,7 +488,7 @@ def test_a_full_disk_is_one_clear_line_and_the_work_goes_on_after(
 def test_a_file_system_that_refuses_leaves_the_folder_usable(
     tmp_path: Path, expected: dict[str, bytes]
 ) -> None:
-    """A real failure of the system's write, by a limit on the size of files."""
+    """A real write failure of the system, through a limit on file size."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (3800, hard))
     try:
@@ -527,7 +527,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
 
 
 def test_documents_are_read_no_further_ahead_than_needed(tmp_path: Path) -> None:
-    """What is under way is bounded: with two workers a few batches, not the corpus."""
+    """Work in progress is bounded: with two workers a few batches, not the whole corpus."""
     read = [0]
     furthest = [0]
 
@@ -559,7 +559,7 @@ def test_progress_is_quiet_unless_asked(tmp_path: Path, capfd: pytest.CaptureFix
     assert "tokens" in printed.err
 
 
-def test_text_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_invalid_unicode_is_refused(tmp_path: Path) -> None:
     with pytest.raises((TypeError, UnicodeEncodeError)):
         run(tmp_path, ListCorpus({"train": ["a \ud800"]}))
 

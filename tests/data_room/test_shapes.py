@@ -1,4 +1,4 @@
-"""The shapes that conversations have in open data sets, and what is none."""
+"""The forms of conversations in open data sets, and rows that are not conversations."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def test_every_shape_is_the_same_conversation(row, system):
     assert row.keys() & FIELDS
 
 
-def test_an_instruction_comes_with_what_it_is_about():
+def test_an_instruction_comes_with_its_input():
     assert turns({"instruction": "Sum up.", "input": "A text.", "output": "T."}) == [
         ("user", "Sum up.\n\nA text."),
         ("assistant", "T."),
@@ -55,7 +55,7 @@ def test_every_name_of_a_role_is_known(role):
     assert turns(row)[1] == (ROLES[role], "x")
 
 
-def test_what_stands_behind_the_last_answer_is_left_out():
+def test_messages_after_the_last_answer_are_left_out():
     found = conversation_of({"messages": [ASKED, ANSWERED, ASKED, TOLD]})
     assert [each.content for each in found.messages] == ["q", "a"]
     assert found.cut == 2
@@ -65,9 +65,9 @@ def test_what_stands_behind_the_last_answer_is_left_out():
     ("row", "said"),
     [
         ([1], "must be an object with fields, got list"),
-        ({}, "has no fields of a conversation: known are messages; conversations; .*; it has none"),
-        ({"text": "x", "id": 1}, "it has text, id"),
-        ({"prompt": "q", "completion": None}, "it has prompt, completion"),
+        ({}, "must have the fields of a conversation \\(messages; conversations; .*\\), got none"),
+        ({"text": "x", "id": 1}, "got text, id"),
+        ({"prompt": "q", "completion": None}, "got prompt, completion"),
         ({"messages": "q"}, "must have a list of messages in its field 'messages', got str"),
         ({"messages": []}, "in its field 'messages', got an empty list"),
         ({"messages": [ASKED, "a"]}, r"must have an object as messages\[1\], got str"),
@@ -80,7 +80,7 @@ def test_what_stands_behind_the_last_answer_is_left_out():
         ({"messages": [ASKED, {"role": "assistant", "content": " \n"}]}, r"messages\[1\].content, got none"),
         ({"messages": [ASKED, {"role": "assistant", "content": 3}]}, r"messages\[1\].content, got int"),
         ({"conversations": [{"from": "human", "value": None}]}, r"conversations\[0\].value, got NoneType"),
-        ({"messages": [TOLD, ASKED]}, "has no message of the assistant, and so nothing to learn"),
+        ({"messages": [TOLD, ASKED]}, "has no message of the assistant, so there is nothing to learn"),
         ({"messages": [ANSWERED, ASKED, ANSWERED]}, "begins with an answer"),
         ({"prompt": "", "completion": "a"}, "must have text as prompt, got none"),
         ({"prompt": "q", "completion": "  "}, "must have text as completion, got none"),
@@ -90,7 +90,7 @@ def test_what_stands_behind_the_last_answer_is_left_out():
         ({"system": 1, "question": "q", "answer": "a"}, "must have text as system, got int"),
     ],
 )
-def test_what_is_no_conversation_is_said_in_a_line(row, said):
+def test_other_rows_are_refused_in_one_line(row, said):
     with pytest.raises(ValueError, match=said) as caught:
         conversation_of(row)
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Shards on disk: what meta.json says, reading across borders, and errors that name the file."""
+"""Shards on disk: the contents of meta.json, reading across shards, and errors that name the file."""
 
 import json
 import sys
@@ -69,7 +69,7 @@ def test_files_are_raw_little_endian_integers(folder: Path) -> None:
 
 
 def test_a_shard_ends_with_a_document(folder: Path) -> None:
-    """And it is the first that fills it."""
+    """And the document that fills a shard is its last."""
     for split in TokenShards(folder).meta.splits.values():
         for shard in split.shards:
             ends = np.cumsum(np.load(folder / shard.lengths_file) + 1)
@@ -104,7 +104,7 @@ def test_integers_are_as_wide_as_the_vocabulary_needs(vocab_size: int, dtype: st
 
 
 def test_wide_tokens_survive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = sys.modules["bd3lm.data.prepare"]  # the name in the package is the function
+    module = sys.modules["bd3lm.data.prepare"]  # in the package, this name is the function
     monkeypatch.setattr(module, "dtype_for", lambda _: "uint32")
     shards = prepare(CORPUS, BYTES, tmp_path)
     assert (tmp_path / "train-00000.bin").stat().st_size == 4 * len(STREAM["train"])

@@ -1,4 +1,4 @@
-"""The stream of batches: a permutation an epoch, the same whoever asks, whenever, for whichever rows."""
+"""The stream of batches: one permutation per epoch, the same for every caller, step and slice of rows."""
 
 from collections import Counter
 from itertools import permutations
@@ -67,8 +67,9 @@ def test_where_a_place_goes_is_uniform_over_keys(vary: str) -> None:
         assert stats.chisquare(np.bincount(column, minlength=size)).pvalue > 1e-3
 
 
-def test_neighbours_part() -> None:
-    """Consecutive places go to places without order: serial correlation and monotone runs as by chance."""
+def test_neighbors_are_separated() -> None:
+    """Consecutive positions go to positions without order: serial correlation and monotone runs as by
+    chance."""
     size = 100_003
     images = permute(np.arange(size), size, (1, 2))
     correlation = np.corrcoef(images[:-1], images[1:])[0, 1]
@@ -86,8 +87,8 @@ def test_epochs_and_seeds_are_unrelated() -> None:
             assert (one == other).sum() < 10
 
 
-def test_the_permutation_is_for_ever() -> None:
-    """A run that resumes under another version must read on where it stopped."""
+def test_the_permutation_never_changes() -> None:
+    """A run that resumes with another version must read on where it stopped."""
     assert permute(np.arange(10), 10, (0, 0)).tolist() == [4, 0, 8, 9, 7, 1, 6, 3, 2, 5]
     assert permute(np.arange(5), 10**12, (42, 7)).tolist() == [
         995860604794,
@@ -98,7 +99,7 @@ def test_the_permutation_is_for_ever() -> None:
     ]
 
 
-def test_the_permutation_refuses() -> None:
+def test_the_permutation_refuses_bad_arguments() -> None:
     with pytest.raises(ValueError, match="size must be at least 1, got 0"):
         permute(np.arange(0), 0, (0, 0))
     with pytest.raises(ValueError, match=r"places must lie in 0\.\.4, got 5"):
@@ -130,7 +131,7 @@ def test_the_order_does_not_depend_on_the_batch_size(sequences: WrappedTokens) -
 
 
 def test_a_stream_goes_on_where_another_stopped(sequences: WrappedTokens) -> None:
-    """Whatever the batches of either."""
+    """Whatever the batch size of either."""
     whole, first = (BatchStream(sequences, rows=rows, seed=5) for rows in (1, 7))
     second = BatchStream(sequences, rows=12, seed=5, skip=7 * 10)
     parts = [*(first.indices(step) for step in range(10)), *(second.indices(step) for step in range(20))]
@@ -170,12 +171,12 @@ def test_the_stream_has_no_state(sequences: WrappedTokens) -> None:
     assert forwards == backwards[::-1]
 
 
-def test_seeds_differ_and_equal_seeds_do_not(sequences: WrappedTokens) -> None:
+def test_different_seeds_give_different_orders(sequences: WrappedTokens) -> None:
     orders = {seed: BatchStream(sequences, rows=50, seed=seed).indices(0).tolist() for seed in (0, 1, 2, -1)}
     assert len(set(map(tuple, orders.values()))) == 4
 
 
-def test_the_stream_refuses(sequences: WrappedTokens) -> None:
+def test_the_stream_refuses_bad_arguments(sequences: WrappedTokens) -> None:
     with pytest.raises(ValueError, match="rows must be at least 1, got 0"):
         BatchStream(sequences, rows=0, seed=0)
     with pytest.raises(ValueError, match="step must not be negative, got -1"):
@@ -194,5 +195,5 @@ def test_a_shard_that_vanished_is_one_clear_line(tmp_path: Path) -> None:
 
 
 def test_the_room_does_not_load_torch() -> None:
-    """The workers that tokenize import it, and torch would cost each a few hundred megabytes."""
+    """Tokenizing workers import it, and torch would cost each of them a few hundred megabytes."""
     assert run_python("import sys, bd3lm.data; print('torch' in sys.modules)").strip() == "False"

@@ -1,4 +1,4 @@
-"""Tokenizers: lossless, a mask in each, no special token made by text, one fingerprint everywhere."""
+"""Tokenizers: lossless, always with a mask, no special tokens from text, the same fingerprint everywhere."""
 
 import json
 import pickle
@@ -21,7 +21,7 @@ TEXTS = random_texts(80)
 BYTES = byte_tokenizer()
 BPE = train_bpe(TEXTS, 300)
 
-any_text = st.text(st.characters(exclude_categories=["Cs"]))  # all but lone surrogates, which are no text
+any_text = st.text(st.characters(exclude_categories=["Cs"]))  # all except lone surrogates, which are not text
 
 
 @given(any_text)
@@ -42,14 +42,14 @@ def test_bytes_are_their_own_ids(text: str) -> None:
 
 @given(any_text)
 @pytest.mark.parametrize("tokenizer", [BYTES, BPE], ids=["bytes", "bpe"])
-def test_the_bytes_of_tokens_together_are_those_of_the_text(tokenizer: Tokenizer, text: str) -> None:
+def test_the_bytes_of_tokens_add_up_to_the_text(tokenizer: Tokenizer, text: str) -> None:
     found = [tokenizer.token_bytes(token) for token in tokenizer.encode(text)]
     assert b"".join(each or b"" for each in found) == text.encode()
     assert None not in found
     assert tokenizer.token_bytes(tokenizer.mask_id) == b""
 
 
-def test_of_other_tokenizers_a_token_has_the_bytes_that_it_reads_as() -> None:
+def test_other_tokenizers_give_the_bytes_of_decoded_tokens() -> None:
     backend = Backend(models.WordLevel({"[UNK]": 0, "a": 1, "été": 2, "\ufffd": 3}, unk_token="[UNK]"))
     tokenizer = Tokenizer(backend.to_str(), mask_id=4, eos_id=None, bos_id=None)
     assert [tokenizer.token_bytes(token) for token in (1, 2, 3)] == [b"a", "été".encode(), None]
@@ -60,8 +60,8 @@ def test_the_byte_tokenizer_has_256_bytes_an_end_and_a_mask() -> None:
     assert load_tokenizer("bytes") == BYTES
 
 
-def test_the_fingerprint_of_bytes_is_for_ever() -> None:
-    """Shards and checkpoints hold it: a change of the library must not change it."""
+def test_the_fingerprint_of_bytes_never_changes() -> None:
+    """Shards and checkpoints record it, so a change of the library must not change it."""
     assert BYTES.fingerprint == "67620c83afe21b12bcbd976615b61645acb132e31f739dd5eeb31ee58e836c7d"
 
 
@@ -79,7 +79,7 @@ def test_training_merges_what_is_frequent_and_stops_when_nothing_is() -> None:
 
 
 def test_training_is_deterministic_across_processes() -> None:
-    """The library counts in hash maps whose order changes with every process."""
+    """The library counts in hash maps with an order that changes with every process."""
     program = (
         "from tests.data_room.documents import random_texts\n"
         "from bd3lm.data import train_bpe\n"
@@ -101,7 +101,7 @@ def test_training_refuses(vocab_size: int, min_frequency: int, argument: str) ->
 
 
 def gpt_like(folder: Path, config: dict[str, Any] | None = None) -> Backend:
-    """A byte-level BPE whose last id is <|endoftext|>, as GPT-2's."""
+    """A byte-level BPE with <|endoftext|> as the last id, like GPT-2's."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -114,7 +114,7 @@ def gpt_like(folder: Path, config: dict[str, Any] | None = None) -> Backend:
 
 
 def bert_like(folder: Path, config: dict[str, Any] | None = None) -> Backend:
-    """A lower-casing WordPiece that frames what it encodes, truncates it and pads it."""
+    """A lower-casing WordPiece that frames, truncates and pads what it encodes."""
     backend = Backend(models.WordPiece(unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer()
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -256,7 +256,7 @@ def test_a_path_is_never_asked_of_the_hub(source: str | Path) -> None:
 @pytest.mark.parametrize("text", ["", "not json", "{}", '{"model": {"type": "BPE"}}', "[]"])
 def test_a_damaged_file_is_one_clear_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "tokenizer.json").write_text(text)
-    with pytest.raises(ValueError, match="holds no tokenizer that can be read"):
+    with pytest.raises(ValueError, match="cannot be read as a tokenizer"):
         load_tokenizer(tmp_path)
 
 
@@ -293,7 +293,7 @@ def test_a_file_of_other_bytes_is_named(tmp_path: Path) -> None:
 
 def test_a_special_token_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
     gpt_like(tmp_path, {"eos_token": "<end>"})
-    with pytest.raises(ValueError, match="names '<end>' as eos_token, which its vocabulary does not hold"):
+    with pytest.raises(ValueError, match="names '<end>' as eos_token, but its vocabulary lacks it"):
         load_tokenizer(tmp_path)
 
 
@@ -348,7 +348,7 @@ def test_without_a_network_the_error_names_the_tokenizer(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     with pytest.raises(
-        FileNotFoundError, match=r"tokenizer 'gpt2' is no folder here.*: cannot reach the hub$"
+        FileNotFoundError, match=r"tokenizer 'gpt2' is not a local folder.*: cannot reach the hub$"
     ):
         load_tokenizer("gpt2")
 
@@ -376,7 +376,7 @@ def test_the_tokenizer_of_a_run_is_that_of_its_model(tmp_path: Path) -> None:
         words.save(tmp_path / "stages" / stage / "model")
     assert load_tokenizer(tmp_path / "stages") == words
     bytes_.save(tmp_path / "stages" / "other" / "model")
-    with pytest.raises(ValueError, match=r"holds models of different tokenizers: name one of .*ar/model, "):
+    with pytest.raises(ValueError, match=r"holds models with different tokenizers: name one of .*ar/model, "):
         load_tokenizer(tmp_path / "stages")
 
 

@@ -1,4 +1,4 @@
-"""The built-in corpus: nothing held out is in training, on the running Python and on made-up topics."""
+"""The built-in corpus: training has nothing that is held out, on this Python and on made-up topics."""
 
 import re
 
@@ -24,7 +24,7 @@ def test_no_held_out_paragraph_of_60_characters_is_in_training() -> None:
 
 
 def test_a_naive_split_would_leak() -> None:
-    """Why the repeated paragraphs go first: the topics held out as they stand."""
+    """Why repeated paragraphs are removed first: what happens if topics are held out unchanged."""
     from pydoc_data.topics import topics
 
     names = sorted(topics)

@@ -1,4 +1,4 @@
-"""Wrapping equals the obvious thing: all tokens in one list, cut into pieces."""
+"""Wrapping equals the obvious implementation: all tokens in one list, cut into pieces."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def naive(split: str, context: int, *, bos_eos: bool) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> TokenShards:
-    """Shards shorter than some contexts, so that a sequence can span several."""
+    """Shards shorter than some contexts, so a sequence can span several."""
     return prepare(CORPUS, TOKENIZER, tmp_path_factory.mktemp("wrap"), shard_tokens=60)
 
 
@@ -58,7 +58,7 @@ def test_one_sequence_and_slices(shards: TokenShards) -> None:
     assert wrapped[-2:].tolist() == expected[-2:]
 
 
-def test_what_comes_back_is_one_s_own(shards: TokenShards) -> None:
+def test_results_are_copies(shards: TokenShards) -> None:
     wrapped = WrappedTokens(shards, "train", 50)
     before = wrapped[0].tolist()
     wrapped[0][:] = 0

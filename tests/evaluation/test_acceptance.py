@@ -263,9 +263,9 @@ def test_one_text_has_no_error():
 
 
 def test_groups_that_draft_nothing_are_refused():
-    with pytest.raises(ValueError, match="masks must be at least 1, so that a token is drafted, got 0"):
+    with pytest.raises(ValueError, match="masks must be at least 1, to draft at least one token, got 0"):
         Drafts(mask_id=MASK, masks=0, shifted=True)
-    with pytest.raises(ValueError, match="masks must be at least 2, so that a token is drafted, got 1"):
+    with pytest.raises(ValueError, match="masks must be at least 2, to draft at least one token, got 1"):
         Drafts(mask_id=MASK, masks=1, shifted=False)
 
 

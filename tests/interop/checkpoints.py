@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of every family, made by `transformers`: the oracle of what is loaded."""
+"""Tiny random checkpoints of every family, made by `transformers`, as the oracle for loading."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ LLAMA3 = {
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 
-# By name: the family, and what of its config differs from `tiny`'s.
+# By name: the family, and how its config differs from `tiny`'s.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama, tied": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
@@ -34,7 +34,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def tiny(name: str, *, seed: int = 0, **changes: Any) -> Any:
-    """A model of transformers, with every parameter drawn, norms and biases too."""
+    """A model of transformers with every parameter random, including norms and biases."""
     import transformers
 
     kind, special = CASES[name]
@@ -59,7 +59,7 @@ def tiny(name: str, *, seed: int = 0, **changes: Any) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(0.15 * torch.randn(parameter.shape, generator=generator))
-            parameter.add_(float(parameter.ndim == 1 and parameter.mean().abs() < 1))  # norms about 1
+            parameter.add_(float(parameter.ndim == 1 and parameter.mean().abs() < 1))  # norms near 1
     return model
 
 

@@ -1,4 +1,4 @@
-"""Small random models for the tests of files: every parameter is drawn, so that none can be lost unseen."""
+"""Small random models for the tests of files. Every parameter is random, so a lost one is noticed."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is learned beside frozen weights: PEFT's layout, the same network again, and no other base."""
+"""Additions to frozen weights: PEFT's layout, the same network when loaded again, and a checked base."""
 
 import json
 from dataclasses import replace
@@ -105,7 +105,7 @@ class TestBadBases:
 
     def test_other_weights_are_refused(self, folder: Path) -> None:
         saved_base(folder.parent / "base", seed=2)
-        with pytest.raises(ValueError, match=r"adds to other weights than those in .*base, whose sha"):
+        with pytest.raises(ValueError, match=r"was trained with other weights than those in .*base: the sha"):
             interop.load(folder)
 
     def test_a_base_that_is_gone_is_named(self, folder: Path) -> None:
@@ -113,28 +113,28 @@ class TestBadBases:
         with pytest.raises((ValueError, FileNotFoundError), match="base"):
             interop.load(folder)
 
-    def test_a_base_may_lie_beside_what_adds_to_it(
+    def test_a_base_may_be_next_to_the_model_that_adds_to_it(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         self.edit(folder, source="../base")
         monkeypatch.chdir("/")
         assert interop.load(folder)[1].base.source == "../base"
 
-    def test_a_drafter_is_no_base(self, folder: Path) -> None:
+    def test_a_drafter_cannot_be_a_base(self, folder: Path) -> None:
         self.edit(folder, source=str(folder))
-        with pytest.raises(ValueError, match="drafter must be a model with all its weights, to be"):
+        with pytest.raises(ValueError, match="drafter cannot be the base of another model"):
             interop.load(folder)
 
     def test_tensors_of_another_rank_are_refused(self, folder: Path) -> None:
         data = json.loads((folder / "config.json").read_text())
         data["network"]["additions"] = 2
         (folder / "config.json").write_text(json.dumps(data))
-        with pytest.raises(ValueError, match=r"of another shape: .*lora_A\.weight is \(3, 16\) and must"):
+        with pytest.raises(ValueError, match=r"wrong shape: .*lora_A\.weight is \(3, 16\) but must"):
             interop.load(folder)
 
     def test_without_a_base_nothing_is_written(self, folder: Path) -> None:
         network, said = interop.load(folder)
-        with pytest.raises(ValueError, match="model of method drafter must say the base that it adds to"):
+        with pytest.raises(ValueError, match="model of method drafter must name its base model to be saved"):
             interop.save(network, replace(said, base=None), folder.parent / "none")
 
     @staticmethod

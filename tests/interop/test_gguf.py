@@ -1,4 +1,5 @@
-"""GGUF files: written by the gguf package's own writer, read here, and what lies told in one line."""
+"""GGUF files, written by the gguf package's own writer and read by us; false metadata give one-line
+errors."""
 
 import json
 import struct
@@ -29,7 +30,7 @@ from tests.data_room.documents import random_texts
 from tests.interop.checkpoints import CONTEXT, LLAMA3, logits_of, some_tokens, tiny
 
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_1", "Q4_0")
-# Of shapes that blocks of 32 divide.
+# Shapes that blocks of 32 divide.
 SHAPE = {"hidden_size": 64, "intermediate_size": 96}
 # Scaled ones have tests of their own.
 NAMES = ("llama", "llama, tied", "llama, all biases", "llama, wide heads", "qwen2", "qwen3", "qwen3, biases")
@@ -45,7 +46,8 @@ TEXTS = [
 def write(
     path: Path, model: Any, kind: str = "F32", *, extra: Callable[[gguf.GGUFWriter], None] | None = None
 ) -> dict[str, torch.Tensor]:
-    """A model of transformers as llama.cpp's converter writes it; gives its weights as they come back."""
+    """Write a model of transformers the way llama.cpp's converter does. Returns its weights as they read
+    back."""
     config, name = model.config, model.config.model_type
     writer = gguf.GGUFWriter(path, name)
     writer.add_context_length(config.max_position_embeddings)
@@ -74,7 +76,7 @@ def write(
             continue
         theirs = names.get_name(full, try_suffixes=(".weight", ".bias"))
         data, number = tensor.numpy(), heads.get(full.split(".")[-2]) if name == "llama" else None
-        if number is not None:  # as convert_hf_to_gguf.py permutes them
+        if number is not None:  # convert_hf_to_gguf.py permutes them
             data = data.reshape(number, 2, -1, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
         kind_here = gguf.GGMLQuantizationType[kind if data.ndim > 1 else "F32"]
         quantized = quantize(np.ascontiguousarray(data), kind_here)
@@ -123,7 +125,7 @@ def test_logits_of_every_network(name: str, tmp_path: Path) -> None:
 
 
 def test_a_file_as_transformers_loads_it(tmp_path: Path) -> None:
-    """Its own reading of the very file."""
+    """transformers' own reading of the same file."""
     from transformers import AutoModelForCausalLM
 
     theirs = tiny("llama", **SHAPE)
@@ -138,7 +140,7 @@ def test_a_file_as_transformers_loads_it(tmp_path: Path) -> None:
 
 class TestScaling:
     def factors(self, head_dim: int, rope: dict[str, Any]) -> np.ndarray:
-        """As llama.cpp's converter computes them."""
+        """The factors as llama.cpp's converter computes them."""
         base, factor = rope["rope_theta"], rope["factor"]
         old = rope["original_max_position_embeddings"]
         found = []
@@ -205,7 +207,7 @@ class TestScaling:
 
 # --- Tokenizers ---
 
-# The models' own ways of cutting words, as their tokenizer.json files have them.
+# The models' own word patterns, from their tokenizer.json files.
 LLAMA_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -213,7 +215,7 @@ LLAMA_PATTERN = (
 
 
 def original(cut: str, *, begin: bool = False) -> Backend:
-    """A tokenizer as the models' own are: a byte-level BPE with two special tokens before all others."""
+    """A tokenizer like the models' own: a byte-level BPE with two special tokens before all others."""
     from tokenizers import Regex
 
     backend = Backend(models.BPE(ignore_merges=cut == "llama-bpe"))
@@ -269,7 +271,7 @@ def test_the_tokenizer_is_the_model_s_own(cut: str, begin: bool | None, tmp_path
     begins = cut == "llama-bpe" if begin is None else begin
     backend = original(cut, begin=begins)
     size = backend.get_vocab_size()
-    theirs = tiny("llama", vocab_size=size + 30)  # more rows than tokens, as many models have
+    theirs = tiny("llama", vocab_size=size + 30)  # more rows than tokens, as in many models
     write(tmp_path / "m.gguf", theirs, extra=lambda writer: add_tokenizer(writer, cut, backend, begin))
     model = bd3lm.load(tmp_path / "m.gguf", device="cpu")
     tokenizer = model.tokenizer
@@ -285,7 +287,7 @@ def test_the_tokenizer_is_the_model_s_own(cut: str, begin: bool | None, tmp_path
     assert bd3lm.load(tmp_path / "ours", device="cpu").config == model.config
 
 
-def test_a_tokenizer_of_another_kind_is_asked_for(tmp_path: Path) -> None:
+def test_an_unsupported_tokenizer_warns(tmp_path: Path) -> None:
     def extra(writer: gguf.GGUFWriter) -> None:
         writer.add_tokenizer_model("llama")
 
@@ -334,7 +336,10 @@ def test_a_file_names_the_tokenizer_in_it(tmp_path: Path) -> None:
     assert named.tokenizer == model.tokenizer
     with (
         pytest.warns(UserWarning, match="name the model's own"),
-        pytest.raises(ValueError, match=r"tokenizer must be one that bd3lm reads, got that of .*bare\.gguf"),
+        pytest.raises(
+            ValueError,
+            match=r"tokenizer must be of a kind that bd3lm reads, got the tokenizer of .*bare\.gguf",
+        ),
     ):
         interop.load_tokenizer(tmp_path / "bare.gguf")
 
@@ -352,7 +357,7 @@ def test_training_goes_on_from_a_file_on_text_in_its_own_tokens(
     assert main([*train, "--data.path", str(data), "--out", str(tmp_path / "run")]) == 0
     trained = bd3lm.load(tmp_path / "run", device="cpu")
     assert trained.tokenizer == bd3lm.load(file, device="cpu").tokenizer
-    other = replace(trained.tokenizer, eos_id=0)  # as many tokens, which mean something else
+    other = replace(trained.tokenizer, eos_id=0)  # the same number of tokens, with other meanings
     prepare(load_corpus(str(text)), other, tmp_path / "other", progress=False)
     capsys.readouterr()
     assert main([*train, "--data.path", str(tmp_path / "other"), "--out", str(tmp_path / "no")]) == 1
@@ -367,11 +372,11 @@ def test_training_goes_on_from_a_file_on_text_in_its_own_tokens(
         (lambda data: data.update({"tokenizer.ggml.tokens": []}), "tokens in .* must be a list of texts"),
         (lambda data: data.update({"tokenizer.ggml.tokens": [1, 2]}), "tokens in .* must be a list of texts"),
         (lambda data: data.update({"tokenizer.ggml.tokens": "x"}), "must be of type list, got 'x'"),
-        (lambda data: data["tokenizer.ggml.tokens"].append("a"), "must all differ"),
-        (lambda data: data["tokenizer.ggml.token_type"].append(1), "must be as many as the"),
+        (lambda data: data["tokenizer.ggml.tokens"].append("a"), "must not repeat"),
+        (lambda data: data["tokenizer.ggml.token_type"].append(1), "must have .* entries, one per token"),
         (
             lambda data: data["tokenizer.ggml.merges"].append("no merge"),
-            "holds no tokenizer that can be read",
+            "cannot be read as a tokenizer",
         ),
         (lambda data: data.update({"tokenizer.ggml.eos_token_id": 4000}), "eos_token_id in .* must be below"),
         (lambda data: data.update({"tokenizer.ggml.add_bos_token": 3}), "must be of type bool, got 3"),
@@ -387,7 +392,7 @@ def test_a_tokenizer_that_lies(change: Callable[[Any], None], said: str, tmp_pat
         read_tokenizer(file, 500)
 
 
-# --- Files that lie ---
+# --- Files with false metadata ---
 
 
 @pytest.fixture(scope="module")
@@ -438,15 +443,18 @@ def test_counts_that_lie(place: int, count: int, whole: Path, tmp_path: Path) ->
         ({"general.architecture": "gpt2"}, "must be one of llama, qwen2, qwen3, got 'gpt2'"),
         ({"general.architecture": 3}, "general.architecture in .* must be of type str, got 3"),
         ({"general.architecture": None}, "general.architecture in .* must be of type str, got None"),
-        ({"llama.expert_count": 8}, r"expert_count in .* must be 0 \(mixtures are not loaded\), got 8"),
+        (
+            {"llama.expert_count": 8},
+            r"expert_count in .* must be 0 \(mixtures of experts are not supported\), got 8",
+        ),
         ({"llama.block_count": 9}, "missing: blk.3.attn_norm.weight"),
-        ({"llama.block_count": 10**4}, "of 10000 layers, got"),
+        ({"llama.block_count": 10**4}, "it has 10000 layers, got"),
         ({"llama.block_count": 2}, "unexpected: blk.2."),
         ({"llama.embedding_length": 2**30}, "hidden must be at most"),
         ({"llama.embedding_length": "x"}, "must be of type int, got 'x'"),
         ({"llama.attention.head_count": 0}, "heads must be at least 1"),
         ({"llama.attention.head_count": [4, 4, 4]}, r"must be of type int, got \[4, 4, 4\]"),
-        ({"llama.attention.value_length": 6}, "value_length in .* must be that of keys, 8, got 6"),
+        ({"llama.attention.value_length": 6}, "value_length in .* must equal the length of keys, 8, got 6"),
         (
             {"llama.rope.dimension_count": 4, "llama.attention.key_length": 8},
             "partial_rotary_factor must be 1",
@@ -470,12 +478,12 @@ def test_metadata_that_lie(
     assert "\n" not in str(caught.value)
 
 
-def test_a_type_that_nobody_knows_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_type_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "m.gguf", tiny("llama"))
     data = (tmp_path / "m.gguf").read_bytes()
     name = b"blk.1.ffn_up.weight"
     place = data.index(name) + len(name) + 4 + 2 * 8
-    monkeypatch.setattr(gguf_room, "allocate", None)  # nothing gets so far
+    monkeypatch.setattr(gguf_room, "allocate", None)  # loading never gets this far
     for number, said in ((99, "number 99"), (24, "I8"), (15, "Q8_K"), (28, "F64")):
         torn = data[:place] + struct.pack("<I", number) + data[place + 4 :]
         (tmp_path / "n.gguf").write_bytes(torn)
@@ -489,7 +497,7 @@ def test_tensors_must_be_those_of_the_metadata(tmp_path: Path) -> None:
     theirs = tiny("llama")
     theirs.config.intermediate_size = 48
     write(tmp_path / "m.gguf", theirs)
-    with pytest.raises(ValueError, match=r"blk.0.ffn_gate.weight is \(40, 32\) and must be \(48, 32\)"):
+    with pytest.raises(ValueError, match=r"blk.0.ffn_gate.weight is \(40, 32\) but must be \(48, 32\)"):
         interop.load(tmp_path / "m.gguf")
 
 
@@ -506,9 +514,9 @@ def test_without_the_package_its_extra_is_named(whole: Path, monkeypatch: pytest
         interop.load(whole)
 
 
-def test_what_is_no_gguf(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"GGML" + bytes(100))
-    with pytest.raises(ValueError, match="readable GGUF file: it does not begin with GGUF"):
+    with pytest.raises(ValueError, match="readable GGUF file: it must begin with GGUF"):
         interop.load(tmp_path / "m.gguf")
     (tmp_path / "m.gguf").write_bytes(b"GGUF" + struct.pack(">I", 3) + bytes(100))
     with pytest.raises(ValueError, match="its version must be 2 or 3, got 50331648"):
@@ -579,7 +587,7 @@ class TestSmolLM2:
         assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.mask_id) == (None, 2, 49152)
         assert tokenizer.chat_template == their_tokenizer.chat_template
         for text in [*PROMPTS, *TEXTS, "", "\u200d\ufeff\x00", "1234567890" * 3, "   many    spaces   "]:
-            if "<|im_" not in text:  # text makes no special token here, and does there
+            if "<|im_" not in text:  # text does not make special tokens here, but does there
                 ids = their_tokenizer(text)["input_ids"]
                 assert tokenizer.encode(text) == ids
                 assert tokenizer.decode(ids) == their_tokenizer.decode(ids) == text
@@ -587,7 +595,7 @@ class TestSmolLM2:
     def test_numbers_that_are_no_digits_are_cut_as_the_model_s_own_tokenizer_does(
         self, model: Any, their_tokenizer: Any
     ) -> None:
-        """transformers reads the file without its smollm, by which ½ is a word of its own."""
+        """transformers reads the file without its smollm pattern, which makes ½ a word of its own."""
         whole = pre_tokenizers.ByteLevel(add_prefix_space=False)
         cut = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), whole])
         backend = Backend.from_str(their_tokenizer.backend_tokenizer.to_str())

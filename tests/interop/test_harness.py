@@ -1,4 +1,4 @@
-"""A model under lm-evaluation-harness: likelihoods by hand, greedy texts, windows, continuations."""
+"""A model in lm-evaluation-harness: likelihoods by hand, greedy texts, windows, continuations."""
 
 import random
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ first_scored_or_given = pytest.mark.parametrize(
 
 
 def of_letters(block_size: int | None = 4, *, end_logit: float = -1e3, **options: Any) -> LanguageModel:
-    """A model that writes letters and spaces, so that what it writes reads back as the same tokens."""
+    """A model that writes only letters and spaces, so its texts encode back to the same tokens."""
     model = of_bytes(block_size, end_logit=end_logit, **options)
     with torch.no_grad():
         model.network.output.bias[[byte for byte in range(256) if chr(byte) not in LETTERS]] = -1e3
@@ -63,7 +63,7 @@ def of_letters(block_size: int | None = 4, *, end_logit: float = -1e3, **options
 
 
 def asked(*arguments: Any) -> Any:
-    """A request as the harness makes it, as far as a model reads it."""
+    """A request as the harness makes it, with the fields that a model reads."""
     return SimpleNamespace(args=arguments)
 
 
@@ -80,7 +80,7 @@ def write(lm: HarnessLM, contexts: Sequence[str], **options: Any) -> list[str]:
 
 
 def tokens_and_given(context: str, continuation: str, score_first: bool) -> tuple[list[int], int]:
-    """By bytes: a continuation takes the spaces before it."""
+    """By bytes: spaces before a continuation belong to it."""
     begin = [] if score_first else [END]
     stripped = context.rstrip(" ")
     tokens = [*begin, *(context + continuation).encode()]
@@ -92,7 +92,7 @@ def tokens_and_given(context: str, continuation: str, score_first: bool) -> tupl
 
 @torch.no_grad()
 def chain_rule(model: LanguageModel, tokens: list[int], given: int) -> float:
-    """One network call a token, each for what stands before it."""
+    """One network call per token, each with the tokens before it."""
     mask = model.config.mask_id
     before = [mask] if model.config.method.score_first else []
     total = 0.0
@@ -105,7 +105,8 @@ def chain_rule(model: LanguageModel, tokens: list[int], given: int) -> float:
 
 @torch.no_grad()
 def all_orders(model: LanguageModel, tokens: list[int], given: int) -> float:
-    """Block by block, the mean over the orders of what is not given; past the end everything stays masked."""
+    """Block by block, the mean over the orders of the tokens that are not given; past the end everything
+    stays masked."""
     size, mask = model.config.method.block_size, model.config.mask_id
     padded = torch.tensor([tokens + [0] * (-len(tokens) % size)])
     total = 0.0
@@ -131,7 +132,7 @@ def test_likelihoods_are_those_by_hand(block_size, by_hand, score_first):
 
 @pytest.mark.parametrize("block_size", [None, 1, 4])
 def test_a_context_and_its_continuation_make_the_whole(block_size):
-    """log p(a) + log p(b | a) = log p(ab), where a ends with a block."""
+    """log p(a) + log p(b | a) = log p(ab), if a ends with a block."""
     lm = HarnessLM(of_bytes(block_size))
     (whole, first, second) = (p for p, _ in score(lm, [("", "abcdefg"), ("", "abc"), ("abc", "defg")]))
     assert first + second == pytest.approx(whole, abs=1e-9)
@@ -166,7 +167,7 @@ def test_a_lean_replaces_the_models_own(estimator):
     assert model.config.method.lean == 0.0
 
 
-def test_a_lean_is_that_of_what_is_written_too():
+def test_a_lean_applies_to_texts_too():
     model, contexts = of_letters(4), ["ab"] * 4
     sampled = {"max_gen_toks": 12, "do_sample": True}
     leans, same, without = (
@@ -218,7 +219,7 @@ class Theirs(TemplateLM):
 
 
 def test_pairs_are_encoded_as_the_harness_does_for_its_own_models():
-    """With tokens of several letters, some of which would reach over the border."""
+    """With tokens of several letters, which could span the boundary."""
     tokenizer = train_bpe(["the cat sat on the mat, the cats sat"] * 4, 275)
     method = BlockDiffusionMethod(block_size=4)
     lm = HarnessLM(of_method(method, tokenizer=tokenizer, vocab_size=tokenizer.vocab_size, context=32))
@@ -242,7 +243,7 @@ def test_pairs_are_encoded_as_the_harness_does_for_its_own_models():
 @pytest.mark.parametrize("context", ["", "hello"])
 @every_method
 def test_greedy_is_what_the_model_writes_with_the_likeliest_tokens(block_size, context):
-    """The text written at once is greedy, whatever pieces it is compared in; with any letter changed it is
+    """The text written at once is greedy, whatever pieces it is compared in. With any letter changed it is
     not."""
     model = of_letters(block_size)
     lm = HarnessLM(model, seed=7, estimator="auto" if block_size != CONTEXT else "counts")
@@ -261,8 +262,8 @@ def test_greedy_is_what_the_model_writes_with_the_likeliest_tokens(block_size, c
         assert found == [True] + [False] * length
 
 
-def test_most_texts_are_found_out_by_their_first_piece(monkeypatch):
-    """Passes are counted: a text that differs at once does not cost as many as it has tokens."""
+def test_most_texts_are_decided_by_their_first_piece(monkeypatch):
+    """Passes are counted: a text that differs early costs fewer passes than it has tokens."""
     model, calls = of_letters(None), []
     forward = Transformer.forward
     monkeypatch.setattr(
@@ -357,7 +358,7 @@ def test_a_text_ends_before_its_first_stop_string(block_size):
         assert found == whole[: min(places, default=len(whole))]
 
 
-def test_writing_is_over_when_all_texts_have_stopped(monkeypatch):
+def test_sampling_ends_when_all_texts_have_stopped(monkeypatch):
     model, calls = of_letters(None), []
     forward = Transformer.forward
     monkeypatch.setattr(
@@ -373,7 +374,7 @@ def test_writing_is_over_when_all_texts_have_stopped(monkeypatch):
 
 @pytest.mark.parametrize("block_size", [None, 4, CONTEXT])
 def test_the_end_token_ends_a_text_and_what_follows_it_in_its_block_is_not_read(block_size):
-    """Some texts end by themselves; a stop string after the end does not bring back what was dropped."""
+    """Some texts end on their own; a stop string after the end does not bring back what was dropped."""
     lm = HarnessLM(of_letters(block_size, end_logit=4.0))
     contexts = [first + second for first in "abcdefgh" for second in "xyz"]
     options = {"max_gen_toks": 13, "do_sample": True}
@@ -388,7 +389,7 @@ def test_sampling_is_the_models_own_unless_sharpened():
     lm, contexts = HarnessLM(model, seed=1), ["ab"] * 3
     sampled = {"max_gen_toks": 10, "do_sample": True}
     found = write(lm, contexts, **sampled)
-    assert len(set(found)) == 3  # the same request again is drawn again
+    assert len(set(found)) == 3  # a repeated request is drawn anew
     assert write(HarnessLM(model, seed=1, batch_size=1), contexts, **sampled) == found
     assert write(HarnessLM(model, seed=2), contexts, **sampled) != found
     settings, until, length = lm._options({"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 9})
@@ -465,7 +466,7 @@ def test_ssd_lm_has_no_likelihood():
         ({"batch_size": "many"}, "batch_size must be a whole number from 1 on, got 'many'; auto is 8"),
         ({"max_batch_size": 0}, "max_batch_size must be a whole number from 1 on, got 0"),
         ({"batch_size": 0}, "batch_size must be a whole number from 1 on, got 0"),
-        ({"device": "cpu"}, "device, dtype and tokenizer are for a model that is yet to be loaded"),
+        ({"device": "cpu"}, "device, dtype and tokenizer must be None for a model that is already loaded"),
     ],
 )
 def test_bad_options_of_a_model(options, message):
@@ -482,8 +483,8 @@ def test_a_lean_is_for_block_diffusion(model):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"repetition_penalty": 2.0}, "options for generation are until, .*, got repetition_penalty"),
-        ({"num_beams": 4}, "num_beams must be 1: there is no beam search here, got 4"),
+        ({"repetition_penalty": 2.0}, "generation options must be among until, .*, got repetition_penalty"),
+        ({"num_beams": 4}, "num_beams must be 1 \\(no beam search\\), got 4"),
         ({"max_gen_toks": 0}, "max_gen_toks must be at least 1, got 0"),
         ({"do_sample": True, "temperature": -1.0}, "temperature must lie in"),
     ],
@@ -507,7 +508,7 @@ def test_a_top_k_of_0_is_off():
     assert write(lm, ["ab"], do_sample=True, top_k=0, max_gen_toks=3)
 
 
-def test_after_texts_alone_there_are_no_likelihoods_to_speak_of():
+def test_after_generation_alone_no_likelihoods_are_reported():
     lm = HarnessLM(of_letters(4))
     assert lm.figure is not None
     write(lm, ["ab"], max_gen_toks=3)

@@ -1,4 +1,4 @@
-"""Llama-, Mistral- and Qwen-type checkpoints, against transformers: in, out, and refused in one line."""
+"""Llama-, Mistral- and Qwen-type checkpoints compared with transformers: loading, saving, one-line errors."""
 
 import json
 import subprocess
@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def copy_of(folder: Path, to: Path, **config: Any) -> Path:
-    """The same checkpoint with another config.json; a value of ... takes the key away."""
+    """The same checkpoint with another config.json; the value ... removes the key."""
     to.mkdir(parents=True, exist_ok=True)
     for file in folder.iterdir():
         (to / file.name).write_bytes(file.read_bytes())
@@ -58,7 +58,7 @@ def copy_of(folder: Path, to: Path, **config: Any) -> Path:
     return to
 
 
-# --- In ---
+# --- Loading ---
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -107,7 +107,7 @@ def test_shards_are_one_model(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("asked", [None, torch.float64])
-def test_the_type_is_the_one_asked_for_or_the_stored_one(
+def test_the_dtype_is_the_requested_or_the_stored_one(
     stored: torch.dtype, asked: torch.dtype | None, tmp_path: Path
 ) -> None:
     theirs = tiny("qwen3").to(stored)
@@ -124,19 +124,19 @@ def test_mixed_types_need_one_to_be_chosen(folder: Path, tmp_path: Path) -> None
     state["model.norm.weight"] = state["model.norm.weight"].half()
     save_file(state, tmp_path / "model.safetensors")
     with pytest.raises(
-        ValueError, match=r"must be of one floating-point type .*, got torch.float16, torch.fl"
+        ValueError, match=r"must have one floating-point type .*, got torch.float16, torch.fl"
     ):
         interop.load(tmp_path)
     assert interop.load(tmp_path, dtype="float32")[0].embedding.weight.dtype == torch.float32
     state["model.norm.weight"] = torch.zeros(state["model.norm.weight"].shape, dtype=torch.int8)
     save_file(state, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"of one floating-point type .*, got I8, torch.float32"):
+    with pytest.raises(ValueError, match=r"have one floating-point type .*, got I8, torch.float32"):
         interop.load(tmp_path, dtype="float32")
 
 
 @pytest.mark.slow
 def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path) -> None:
-    """Asked of the system, by a process of its own: 100 MB of weights in shards of 20 MB."""
+    """Measured by the system, in a process of its own: 100 MB of weights in shards of 20 MB."""
     theirs = tiny("llama", hidden_size=512, intermediate_size=2048, num_hidden_layers=6, vocab_size=1000)
     saved(theirs, tmp_path, max_shard_size="20MB")
     program = (
@@ -155,7 +155,7 @@ def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path) -> No
     assert not done.returncode, done.stderr
     weights, most = map(float, done.stdout.split())
     assert weights > 90
-    assert most < weights + 20 + 15  # a shard, as pages of its file, and what else is begun
+    assert most < weights + 20 + 15  # a shard, as mapped pages of its file, and some overhead
 
 
 def test_nothing_of_a_repository_is_run_or_asked(folder: Path, tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_nothing_of_a_repository_is_run_or_asked(folder: Path, tmp_path: Path) -
     assert not done.returncode, done.stderr
 
 
-# --- What a config.json may say ---
+# --- What a config.json may contain ---
 
 
 def read(kind: str, **data: Any) -> TransformerConfig:
@@ -192,7 +192,7 @@ def read(kind: str, **data: Any) -> TransformerConfig:
 
 @pytest.mark.parametrize("name", CASES)
 def test_both_styles_of_rotary_fields_say_the_same(name: str) -> None:
-    """As transformers 5 writes them, and as 4 did."""
+    """As transformers 5 writes them, and as transformers 4 did."""
     data = json.loads(tiny(name).config.to_json_string(use_diff=False))
     new = network_of(FAMILIES[data["model_type"]], data, where="config.json")
     rope = data.pop("rope_parameters")
@@ -205,7 +205,7 @@ def test_both_styles_of_rotary_fields_say_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_what_is_left_out_is_what_transformers_takes(kind: str) -> None:
+def test_missing_fields_have_the_defaults_of_transformers(kind: str) -> None:
     import transformers
 
     sizes = {"hidden_size": 4096, "num_attention_heads": 32, "vocab_size": 50, "num_hidden_layers": 2}
@@ -229,12 +229,10 @@ def test_scalings() -> None:
 
 
 def test_mistral_s_window_is_the_context() -> None:
-    """Up to its length nothing differs, and past it the cache shows that much."""
+    """Up to the window nothing differs; past it the cache shows that much."""
     assert read("mistral", sliding_window=32).context == 32
     assert read("mistral", sliding_window=None).context == 64
-    assert (
-        read("mistral", max_position_embeddings=32768).context == 4096
-    )  # what is taken where it is not said
+    assert read("mistral", max_position_embeddings=32768).context == 4096  # the default
     theirs = tiny("mistral", sliding_window=16)
     tokens = some_tokens(2, 16)
     network = Transformer(network_of(FAMILIES["mistral"], theirs.config.to_dict(), where=""))
@@ -243,7 +241,7 @@ def test_mistral_s_window_is_the_context() -> None:
 
 
 def test_past_the_window_a_cache_is_mistral_s(tmp_path: Path) -> None:
-    """A key leaves each layer as the window moves on, there and here: for texts of any length."""
+    """A key leaves each layer as the window moves on, in both implementations, for texts of any length."""
     theirs = tiny("mistral", sliding_window=16)
     model = bd3lm.load(saved(theirs, tmp_path), device="cpu")
     tokens = some_tokens(2, 60)
@@ -255,7 +253,7 @@ def test_past_the_window_a_cache_is_mistral_s(tmp_path: Path) -> None:
     assert likeliest[:, 39:-1].tolist() == [text[40:] for text in written]
 
 
-def test_windows_that_are_not_in_use_are_no_matter() -> None:
+def test_unused_windows_are_ignored() -> None:
     unused = read("qwen2", use_sliding_window=True, sliding_window=16, max_window_layers=3)
     assert unused == read("qwen2", use_sliding_window=False, sliding_window=16)
     assert unused == read("qwen2", layer_types=["full_attention"] * 3, use_sliding_window=True)
@@ -278,7 +276,7 @@ def test_windows_that_are_not_in_use_are_no_matter() -> None:
         ("llama", {"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor must be 1"),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "use_sliding"),
         ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "got 'sliding_attention'"),
-        ("qwen3", {"quantization_config": {"quant_method": "gptq"}}, "quantized by 'gptq' are not loaded"),
+        ("qwen3", {"quantization_config": {"quant_method": "gptq"}}, "quantized by 'gptq' are not supported"),
         ("llama", {"quantization_config": "x"}, "quantized by 'x'"),
         ("llama", {"architectures": ["LlamaForSequenceClassification"]}, r"\['LlamaForCausalLM'\]"),
         ("llama", {"architectures": [3]}, r"got \[3\]"),
@@ -293,30 +291,33 @@ def test_windows_that_are_not_in_use_are_no_matter() -> None:
         ("mistral", {"sliding_window": -5}, "context must be at least 1"),
     ],
 )
-def test_what_we_lack_is_refused_by_name(kind: str, data: dict[str, Any], said: str) -> None:
+def test_unsupported_features_are_refused_by_name(kind: str, data: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         read(kind, **data)
 
 
-# --- Files that lie ---
+# --- Files with false metadata ---
 
 
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"vocab_size": 51}, r"model.embed_tokens.weight is \(50, 32\) and must be \(51, 32\)"),
-        ({"vocab_size": 2**26}, r"and must be \(67108864, 32\)"),
+        ({"vocab_size": 51}, r"model.embed_tokens.weight is \(50, 32\) but must be \(51, 32\)"),
+        ({"vocab_size": 2**26}, r"but must be \(67108864, 32\)"),
         ({"num_hidden_layers": 2}, r"unexpected: model\.layers\.2\."),
         ({"num_hidden_layers": 4}, r"missing: model\.layers\.3\."),
-        ({"num_hidden_layers": 10_000}, "of 10000 layers, got 30 tensors in all"),
-        ({"intermediate_size": 2**24}, "of another shape: model.layers.0.mlp.gate_proj.weight"),
+        ({"num_hidden_layers": 10_000}, "it has 10000 layers, got 30 tensors in all"),
+        ({"intermediate_size": 2**24}, "wrong shape: model.layers.0.mlp.gate_proj.weight"),
         ({"attention_bias": True}, r"missing: model\.layers\.0\.self_attn\.q_proj\.bias"),
-        ({"tie_word_embeddings": True}, "lm_head.weight in .* must be model.embed_tokens.weight, since tie"),
+        (
+            {"tie_word_embeddings": True},
+            "lm_head.weight in .* must equal model.embed_tokens.weight, since tie",
+        ),
         ({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}, "missing: .*q_norm"),
         ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "a model of type 'gpt2'"),
     ],
 )
-def test_a_config_that_lies_is_told_by_the_weights(
+def test_a_false_config_is_detected_from_the_weights(
     config: dict[str, Any], said: str, folder: Path, tmp_path: Path
 ) -> None:
     copy_of(folder, tmp_path, **config)
@@ -339,15 +340,13 @@ def test_nothing_is_allocated_for_what_does_not_fit(
     monkeypatch.setattr(huggingface, "allocate", allocate)
     with pytest.raises(AssertionError, match="allocated"):
         interop.load(folder)
-    with pytest.raises(ValueError, match="of another shape"):
+    with pytest.raises(ValueError, match="wrong shape"):
         interop.load(copy_of(folder, tmp_path, vocab_size=49))
 
 
 def test_weights_must_fit_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bd3lm.models.devices.memory_of", lambda _: 1000)
-    with pytest.raises(
-        ValueError, match=r"the weights in .* must fit in memory: at least 0.0 GiB are needed"
-    ):
+    with pytest.raises(ValueError, match=r"the weights in .* must fit in memory: it needs at least 0.0 GiB"):
         interop.load(folder)
 
 
@@ -399,7 +398,7 @@ def test_shards_are_bare_names(name: object, shards: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {}}', "[" * 10**5])
-def test_an_index_that_is_none(text: str, shards: Path) -> None:
+def test_an_invalid_index_is_refused(text: str, shards: Path) -> None:
     (shards / INDEX).write_text(text)
     with pytest.raises(ValueError, match=r"index\.json must (be valid JSON|hold a weight_map)"):
         interop.load(shards)
@@ -412,7 +411,7 @@ def test_a_torn_shard_is_one_line(shards: Path) -> None:
         interop.load(shards)
 
 
-def test_buffers_of_old_checkpoints_and_a_head_told_twice_are_no_matter(tmp_path: Path) -> None:
+def test_old_buffers_and_a_duplicate_head_are_accepted(tmp_path: Path) -> None:
     theirs = tiny("llama, tied")
     saved(theirs, tmp_path)
     before = interop.load(tmp_path)[0]
@@ -423,7 +422,7 @@ def test_buffers_of_old_checkpoints_and_a_head_told_twice_are_no_matter(tmp_path
     assert_same(interop.load(tmp_path)[0], before)
 
 
-# --- Out ---
+# --- Saving ---
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -471,7 +470,7 @@ def test_a_model_of_ours_with_its_mask_in_the_vocabulary(tmp_path: Path) -> None
         ({"head_dim": 8, "heads": 3, "kv_heads": 3}, "hidden must be a multiple of heads, got 16 and 3$"),
     ],
 )
-def test_a_network_that_fits_no_family_is_told_the_field(changes: dict[str, Any], said: str) -> None:
+def test_a_network_that_fits_no_family_names_the_field(changes: dict[str, Any], said: str) -> None:
     base = {"mlp": "swiglu", "mlp_bias": False, "norm": "rms", "head_bias": False}
     shape = {"vocab_size": 30, "layers": 2, "hidden": 16, "heads": 2}
     with pytest.raises(ValueError, match=said):
@@ -480,7 +479,7 @@ def test_a_network_that_fits_no_family_is_told_the_field(changes: dict[str, Any]
 
 def test_every_family_says_what_it_is(tmp_path: Path) -> None:
     found = {family_for(read(kind)).model_type for kind in FAMILIES}
-    assert found == {"llama", "qwen2", "qwen3"}  # Mistral's networks are Llama's
+    assert found == {"llama", "qwen2", "qwen3"}  # Mistral's networks are saved as Llama's
     for kind in FAMILIES:
         network = read(kind)
         family = family_for(network)
@@ -491,7 +490,9 @@ def test_only_autoregressive_models_are_written(tmp_path: Path) -> None:
     network = Transformer(read("llama"))
     for method in (BlockDiffusionMethod(block_size=4), AutoregressiveMethod(score_first=True)):
         config = LanguageModelConfig(network=network.config, method=method, mask_id=VOCABULARY)
-        with pytest.raises(ValueError, match=r"is of an autoregressive model, which predicts no first token"):
+        with pytest.raises(
+            ValueError, match=r"must be an autoregressive model that does not predict first tokens"
+        ):
             huggingface.save(network, config, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -1,4 +1,4 @@
-"""One module out of several: what is taken, in which order, and what cannot be."""
+"""One module from several: what is included, in which order, and what is refused."""
 
 import sys
 import textwrap
@@ -11,14 +11,14 @@ import pytest
 
 from bd3lm.interop import inlining
 
-numbers = count()  # python keeps what it has found of a package of some name
+numbers = count()  # Python caches packages by name
 
 Run = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs the inlined text of a module `top` of a package, given by the texts of its modules."""
+    """Run the inlined text of a module `top` of a package, given as the texts of its modules."""
 
     def inline_and_run(**modules: str) -> dict[str, Any]:
         package = f"package_{next(numbers)}"
@@ -31,7 +31,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         monkeypatch.setattr(inlining, "PACKAGE", package)
         text = inlining.inlined(f"{package}.top", heading="# made")
         assert package not in text.replace(f"# From {package}", "").replace(f"from {package}'s modules", "")
-        assert not {name for name in sys.modules if name.startswith(f"{package}.")}  # read, and not run
+        assert not {name for name in sys.modules if name.startswith(f"{package}.")}  # read, but not run
         found: dict[str, Any] = {"__name__": "inlined", "text": text}
         exec(compile(text, "inlined", "exec"), found)
         return found
@@ -39,7 +39,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return inline_and_run
 
 
-def test_what_is_used_is_taken_and_nothing_else(run: Run) -> None:
+def test_only_what_is_used_is_included(run: Run) -> None:
     found = run(
         base="""
             import math
@@ -182,6 +182,6 @@ def test_annotations_bring_types_but_no_classes(run: Run) -> None:
         ),
     ],
 )
-def test_what_cannot_be_put_together_is_named(run: Run, modules: dict[str, str], said: str) -> None:
+def test_modules_that_cannot_be_combined_are_refused(run: Run, modules: dict[str, str], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         run(**modules)

@@ -1,4 +1,4 @@
-"""Lightning checkpoints: what they hold is found, and nothing they ask for is done."""
+"""Lightning checkpoints: their contents are found, and nothing they ask for is run."""
 
 import builtins
 import math
@@ -42,7 +42,7 @@ def reference_order(model: Transformer) -> "OrderedDict[str, Tensor]":
 
 
 def checkpoint(model: Transformer, average: Transformer | None = None, **more: Any) -> dict[str, Any]:
-    """What the reference's training leaves behind."""
+    """A checkpoint as the reference's training writes it."""
     state = reference_order(model)
     extra = {"sampling_eps_min": torch.tensor(0.3), "sampling_eps_max": torch.tensor(0.8)}
     contents: dict[str, Any] = {"epoch": 3, "global_step": 17, "state_dict": OrderedDict(state, **extra)}
@@ -59,7 +59,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hyper_parameters() -> Iterator[Any]:
-    """An object like omegaconf's, of a module that can no longer be imported when it is read."""
+    """An object like omegaconf's, from a module that can no longer be imported when it is read."""
     module = types.ModuleType("foreign_config")
 
     class Node:
@@ -84,7 +84,7 @@ def hyper_parameters() -> Iterator[Any]:
 
 @contextmanager
 def omegaconf() -> Iterator[Callable[[Any], Any]]:
-    """Wraps plain values in objects with the state that omegaconf's have, of a module that then goes away."""
+    """Wraps plain values in objects with omegaconf's state, from a module that then disappears."""
     module = types.ModuleType("made_up_omegaconf")
 
     class DictConfig:
@@ -114,7 +114,7 @@ BD3LM = {"algo": {"name": "bd3lm", "parameterization": "subs", "cross_attn": Tru
 
 
 class TestMethod:
-    """What the hyper-parameters say goes, and where they say nothing somebody must."""
+    """The hyper-parameters decide; if they are silent, the caller must say."""
 
     @pytest.fixture
     def method(self, file: Path) -> Callable[..., Any]:
@@ -180,12 +180,12 @@ class TestMethod:
 
     def test_what_cannot_be_read_is_refused_by_name(self, method: Callable[..., Any]) -> None:
         for facts in ({}, {"block_size": CONTEXT}):
-            with pytest.raises(ValueError, match=r"subs .*, sedd or ar, which can be read, got 'd3pm'"):
+            with pytest.raises(ValueError, match=r"subs .*, sedd or ar, got 'd3pm'"):
                 method({"parameterization": "d3pm"}, **facts)
         with pytest.raises(ValueError, match=r"block_size must be given for .*, a block diffusion model"):
             method(BD3LM | {"block_size": "${blocks}"})
 
-    def test_sedd_is_told_the_noise_where_its_network_can_be(
+    def test_sedd_gets_the_noise_level_if_its_network_has_an_embedding(
         self, method: Callable[..., Any], file: Path
     ) -> None:
         for adaln in (False, True):
@@ -257,7 +257,7 @@ class TestWeights:
             load(file, lightning=FACTS)
         contents["ema"]["shadow_params"] = shadow[::-1]
         torch.save(contents, file)
-        message = r"got 20: backbone\.vocab_embed\.embedding is \(11,\) there and must be \(11, 16\)"
+        message = r"got 20: backbone\.vocab_embed\.embedding is \(11,\) but must be \(11, 16\)"
         with pytest.raises(ValueError, match=message):
             load(file, lightning=FACTS)
 
@@ -271,7 +271,7 @@ class TestWeights:
         torch.save(contents, file)
         assert_same(model, load(file, lightning=FACTS)[0])
 
-    def test_what_is_not_of_the_backbone_is_left(self, file: Path) -> None:
+    def test_other_tensors_are_ignored(self, file: Path) -> None:
         model, _ = small_model()
         contents = checkpoint(model)
         contents["state_dict"]["metrics.total"] = torch.ones(3)
@@ -294,16 +294,16 @@ class TestWeights:
             ({"backbone.rotary_emb.inv_freq": torch.ones(0)}, r"of 1 dimensions, none of them 0"),
             ({"backbone.vocab_embed.embedding": torch.ones(3)}, r"of 2 dimensions.* got one of shape \(3,\)"),
             ({"backbone.rotary_emb.inv_freq": torch.ones(3)}, r"half a head of the 16 units, got 3"),
-            ({"backbone.rotary_emb.inv_freq": torch.ones(4)}, r"must be those of base 10000"),
+            ({"backbone.rotary_emb.inv_freq": torch.ones(4)}, r"must match rotary_base 10000"),
             (
                 {"backbone.rotary_emb.inv_freq": torch.ones(4, dtype=torch.int)},
-                r"must be those of base 10000",
+                r"must match rotary_base 10000",
             ),
             ({"backbone.blocks.1.norm1.weight": None}, r"missing: backbone\.blocks\.1\.norm1\.weight"),
             ({"backbone.blocks.0.other": torch.ones(1)}, r"unexpected: backbone\.blocks\.0\.other"),
             (
                 {"backbone.blocks.0.norm1.weight": torch.ones(3)},
-                r"norm1\.weight is \(3,\) and must be \(16,\)",
+                r"norm1\.weight is \(3,\) but must be \(16,\)",
             ),
             ({"backbone.blocks.0.norm1.weight": "text"}, r"must hold tensors named backbone\.\*"),
         ],
@@ -332,7 +332,7 @@ class TestFacts:
             load(file)
 
     def test_they_are_not_for_folders(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=r"lightning is for a \.ckpt file"):
+        with pytest.raises(ValueError, match=r"lightning must be None unless the model is a \.ckpt file"):
             load(tmp_path, lightning=FACTS)
 
     def test_one_block(self, file: Path) -> None:
@@ -381,7 +381,7 @@ class TestFacts:
 
 
 class Calls:
-    """Pickled, asks for a call."""
+    """When unpickled, makes a call."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         self.call = function, arguments
@@ -391,7 +391,7 @@ class Calls:
 
 
 class Restores(dict[str, Any]):
-    """Pickled, asks for a call with its items and state."""
+    """When unpickled, makes a call with its items and state."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return eval, ("dict()",), {"state": 1}, None, iter({"a": 1}.items())
@@ -427,7 +427,7 @@ class TestNothingRuns:
     def test_hostile_files(
         self, ask: Callable[[Path], Any], zipped: bool, file: Path, tmp_path: Path
     ) -> None:
-        """Refused, or loaded with the call replaced by one that does nothing: never made."""
+        """Refused, or loaded with the call replaced by one that does nothing. The call is never made."""
         target = tmp_path / "made"
         model, _ = small_model()
         contents = checkpoint(model, hyper_parameters={"nested": [ask(target)]})
@@ -435,32 +435,32 @@ class TestNothingRuns:
         try:
             assert_same(model, load(file, lightning=FACTS)[0])
         except ValueError as error:
-            assert "pickles are not loaded, because they can run any code" in str(error)  # noqa: PT017
+            assert "pickles can run any code, so they are not loaded" in str(error)  # noqa: PT017
             assert "weights_only=False" not in str(error)  # noqa: PT017
         assert not target.exists()
 
     def test_the_hostile_file_would_have_worked(self, file: Path, tmp_path: Path) -> None:
-        """So that the test above says something."""
+        """Shows that the test above can fail."""
         target = tmp_path / "made"
         torch.save(Calls(os.mkdir, str(target)), file)
         torch.load(file, weights_only=False)
         assert target.exists()
 
-    def test_what_cannot_be_made_inert_is_refused(self, file: Path) -> None:
+    def test_files_that_cannot_be_made_inert_are_refused(self, file: Path) -> None:
         torch.save(checkpoint(small_model()[0], hyper_parameters=Restores()), file)
-        with pytest.raises(ValueError, match="pickles are not loaded, because they can run any code"):
+        with pytest.raises(ValueError, match="pickles can run any code, so they are not loaded"):
             load(file, lightning=FACTS)
 
     @pytest.mark.parametrize("contents", [b"", b"text", pickle.dumps({"state_dict": {}})])
     def test_other_files_are_refused(self, contents: bytes, file: Path) -> None:
         file.write_bytes(contents)
-        with pytest.raises(ValueError, match="pickles are not loaded, because they can run any code"):
+        with pytest.raises(ValueError, match="pickles can run any code, so they are not loaded"):
             load(file, lightning=FACTS)
 
     def test_a_cut_file_is_refused(self, file: Path) -> None:
         torch.save(checkpoint(small_model()[0]), file)
         file.write_bytes(file.read_bytes()[:-2000])
-        with pytest.raises(ValueError, match="pickles are not loaded"):
+        with pytest.raises(ValueError, match="pickles can run any code, so they are not loaded"):
             load(file, lightning=FACTS)
 
     def test_only_weights_are_ever_asked_for(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

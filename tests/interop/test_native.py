@@ -147,7 +147,7 @@ def test_a_new_folder_gets_its_config_last(tmp_path: Path, monkeypatch: pytest.M
     assert list((tmp_path / "new").iterdir()) == []
 
 
-def test_both_files_may_be_read_by_whom_the_user_allows(tmp_path: Path) -> None:
+def test_both_files_have_the_usual_permissions(tmp_path: Path) -> None:
     (tmp_path / "other").touch()
     saved(tmp_path)
     assert len({file.stat().st_mode for file in tmp_path.iterdir()}) == 1
@@ -177,7 +177,7 @@ def test_a_config_of_another_network_is_not_saved(tmp_path: Path) -> None:
         save(model, config, tmp_path)
 
 
-def test_a_file_is_no_folder_to_save_in(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="folder must be a folder to save in, got the file"):
         save(*small_model(), tmp_path / "file")
@@ -186,7 +186,7 @@ def test_a_file_is_no_folder_to_save_in(tmp_path: Path) -> None:
 class TestWeightsThatDoNotFit:
     def test_shapes(self, tmp_path: Path) -> None:
         edit(saved(tmp_path), network={"mlp_width": 32})
-        message = r"of another shape: layers\.0\.mlp_in\.weight is \(64, 16\) and must be \(32, 16\)"
+        message = r"wrong shape: layers\.0\.mlp_in\.weight is \(64, 16\) but must be \(32, 16\)"
         with pytest.raises(ValueError, match=message):
             load(tmp_path)
 
@@ -207,12 +207,12 @@ class TestWeightsThatDoNotFit:
         message = str(caught.value)
         assert "and 11 more" in message
         assert "unexpected: output.weight" in message
-        assert "embedding.weight is (11, 16) and must be (12, 16)" in message
+        assert "embedding.weight is (11, 16) but must be (12, 16)" in message
 
     def test_nothing_is_read_before_the_check(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         edit(saved(tmp_path), network={"hidden": 32})
         monkeypatch.setattr("bd3lm.interop.native.read_tensors", lambda *_: pytest.fail("tensors were read"))
-        with pytest.raises(ValueError, match="of another shape"):
+        with pytest.raises(ValueError, match="wrong shape"):
             load(tmp_path)
 
     def test_more_layers_than_tensors_are_refused_before_they_are_built(
@@ -220,7 +220,7 @@ class TestWeightsThatDoNotFit:
     ) -> None:
         edit(saved(tmp_path), network={"layers": 10_000})
         monkeypatch.setattr(weights_module, "skeleton", lambda _: pytest.fail("a network was built"))
-        with pytest.raises(ValueError, match=r"of 10000 layers, got \d+ tensors in all"):
+        with pytest.raises(ValueError, match=r"it has 10000 layers, got \d+ tensors in all"):
             load(tmp_path)
 
     def test_types_that_torch_does_not_compute_in(self, tmp_path: Path) -> None:

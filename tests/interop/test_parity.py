@@ -1,4 +1,4 @@
-"""The reference implementation's numbers, from its checkpoints: logits and losses to 1e-5 in float32."""
+"""The reference implementation's numbers from its checkpoints: logits and losses to 1e-5 in float32."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def vectors(name: str) -> dict[str, Tensor]:
 
 
 def training_logits(model: Transformer, config: LanguageModelConfig, data: dict[str, Tensor]) -> Tensor:
-    """Raw logits of the noisy tokens, by the layout that the method trains under."""
+    """Raw logits of the noisy tokens, with the layout used in training."""
     assert isinstance(config.method, BlockDiffusionMethod)
     length, block_size = data["x0"].shape[1], config.method.block_size
     if block_size == length:
@@ -74,7 +74,7 @@ def test_loss_by_the_library(name: str, algorithm: str) -> None:
 
 
 def test_vectors_mask_some_tokens_and_not_all(name: str) -> None:
-    """So that the tests above say something of both."""
+    """Shows that the tests above cover both."""
     data = vectors(name)
     hidden = data["xt"] == load(PARITY / name)[1].mask_id
     assert 0 < hidden.sum() < hidden.numel()
@@ -93,7 +93,7 @@ def test_decoding_without_a_cache() -> None:
 
 @pytest.mark.parametrize("segment", [4, 8, 16])
 def test_decoding_through_the_cache(segment: int) -> None:
-    """Clean blocks fill the cache, `segment` tokens a pass; the noisy block is read against it."""
+    """Clean blocks fill the cache, `segment` tokens per pass; the noisy block is read against it."""
     data = vectors(BLOCKS)
     model, _ = load(PARITY / BLOCKS)
     tokens = data["decode_input"]
@@ -114,11 +114,11 @@ def test_what_the_configs_say() -> None:
     assert blocks.network.adaln
     assert not blocks.network.time_conditioning
     _, one = load(PARITY / ONE_BLOCK)
-    assert one.method == BlockDiffusionMethod(block_size=32)  # its config says 4, unused
+    assert one.method == BlockDiffusionMethod(block_size=32)  # its config says 4, which is unused
 
 
 def test_rewritten_checkpoints_give_the_same_logits(name: str, tmp_path: Path) -> None:
-    """The reference's file, in our format and back in the reference's, loses nothing."""
+    """The reference's file, converted to our format and back, loses nothing."""
     data = vectors(name)
     model, config = load(PARITY / name)
     save(model, config, f"{tmp_path}/ours")

@@ -36,7 +36,7 @@ OLDER_MDLM = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A copy of a checkpoint of the reference, to damage."""
+    """A copy of a checkpoint of the reference, to be damaged."""
     return Path(shutil.copytree(PARITY / "bd3lm-block4", tmp_path / "copy"))
 
 
@@ -149,7 +149,7 @@ class TestConfigs:
         assert config.network.dropout == 0.1
 
     def test_older_mdlm_gives_the_same_network(self, tmp_path: Path) -> None:
-        """The mdlm-noblocks checkpoint under the shorter config that MDLM's own repository writes."""
+        """The mdlm-noblocks checkpoint with the shorter config that MDLM's own repository writes."""
         source = PARITY / "mdlm-noblocks"
         shutil.copy(source / "model.safetensors", tmp_path)
         (tmp_path / "config.json").write_text(json.dumps(OLDER_MDLM))
@@ -188,13 +188,13 @@ class TestConfigs:
 class TestWeights:
     def test_shapes_must_match_the_config(self, folder: Path) -> None:
         edit_config(folder, hidden_dim=64, n_heads=4)
-        message = r"backbone\.vocab_embed\.embedding is \(61, 32\) and must be \(61, 64\)"
+        message = r"backbone\.vocab_embed\.embedding is \(61, 32\) but must be \(61, 64\)"
         with pytest.raises(ValueError, match=message):
             load(folder)
 
     def test_heads_must_match_the_rotary_buffer(self, folder: Path) -> None:
         edit_config(folder, n_heads=4)
-        with pytest.raises(ValueError, match=r"inv_freq is \(8,\) and must be \(4,\)"):
+        with pytest.raises(ValueError, match=r"inv_freq is \(8,\) but must be \(4,\)"):
             load(folder)
 
     def test_missing_and_unexpected(self, folder: Path) -> None:
@@ -214,7 +214,7 @@ class TestWeights:
     def test_another_rotary_base_is_refused(self, folder: Path) -> None:
         wrong = 1.0 / 20000.0 ** (torch.arange(0, 16, 2).float() / 16)
         edit_weights(folder, **{"backbone.rotary_emb.inv_freq": wrong})
-        with pytest.raises(ValueError, match=r"inv_freq in .* must be those of base 10000, got \[1\.0"):
+        with pytest.raises(ValueError, match=r"inv_freq in .* must match rotary_base 10000, got \[1\.0"):
             load(folder)
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -235,7 +235,7 @@ class TestWeights:
 
 @pytest.mark.parametrize("kind", [ScoreEntropyMethod, D3PMMethod, SimplexMethod])
 def test_methods_that_the_reference_does_not_tell_apart_are_refused(kind: Any, tmp_path: Path) -> None:
-    """Saved as a model of one block, SEDD's scores would be read as logits."""
+    """If SEDD were saved as a model of one block, its scores would be read as logits."""
     network, config = small_model()
     options = {"block_size": 4} if kind is SimplexMethod else {}
     other = LanguageModelConfig(network=config.network, method=kind(**options), mask_id=config.mask_id)

@@ -1,4 +1,4 @@
-"""Models for transformers: loaded where bd3lm is not, they give our logits and write our texts."""
+"""Models for transformers: loaded without bd3lm, they give our logits and write our texts."""
 
 import ast
 import json
@@ -101,7 +101,7 @@ def model_of(network: dict[str, Any], method: dict[str, Any]) -> LanguageModel:
 
 
 def ask(model: LanguageModel, folder: Path, settings: list[dict[str, Any]], text: str | None = None) -> None:
-    """Export a model and write down what is asked of it."""
+    """Export a model, and write down the requests for it."""
     remote_code.save(model.network, model.config, folder, tokenizer=model.tokenizer)
     n = model.config.method.piece(CONTEXT)
     generator = torch.Generator().manual_seed(1)
@@ -122,7 +122,7 @@ def settings_of(name: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All of them, and what they gave where bd3lm cannot be imported."""
+    """All models, and their answers where bd3lm cannot be imported."""
     folder = tmp_path_factory.mktemp("exported")
     for name, options in MODELS.items():
         ask(model_of(*options), folder / name, settings_of(name))
@@ -163,7 +163,7 @@ class TestWithoutBd3lm:
         assert torch.equal(theirs["noisy"], theirs["noisy again"])
 
     def test_logits_of_clean_text(self, name: str, exported: Path) -> None:
-        """Those of the clean half: what a joint model predicts next where clean tokens are causal."""
+        """Logits of the clean half: the next-token predictions of a joint model with causal clean tokens."""
         model, theirs = model_of(*MODELS[name]), load_file(exported / name / "given.safetensors")
         text = load_file(exported / name / "asked.safetensors")
         reading = model.config.method.unmasking(model.config.frame)
@@ -257,6 +257,6 @@ print(json.dumps(model.generate(torch.tensor([json.loads(sys.argv[2])]), **json.
 def test_another_method_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     model = model_of({}, {})
     config = LanguageModelConfig(network=model.config.network, method=AutoregressiveMethod(), mask_id=13)
-    with pytest.raises(ValueError, match="code for transformers is written for models that reveal blocks"):
+    with pytest.raises(ValueError, match="code for transformers is only for models that reveal blocks"):
         remote_code.save(model.network, config, tmp_path / "out")
     assert not (tmp_path / "out").exists()

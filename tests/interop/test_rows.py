@@ -1,4 +1,4 @@
-"""Weights read from files some rows at a time, against the same models loaded whole."""
+"""Weights read from files some rows at a time, compared with the same models loaded whole."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from tests.oracles.networks import tiny_transformer
 
 
 def compare(source: Path) -> interop.StoredWeights:
-    """Every parameter whole, and every cut of it into three, as sharding makes them."""
+    """Every parameter whole, and every cut of it into three, as in sharding."""
     network, config = interop.load(source)
     stored = interop.open_rows(source)
     assert stored.config == config
@@ -60,17 +60,17 @@ def test_gguf(name: str, kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", SHAPES)
-def test_what_adds_to_another_model(family: str, tmp_path: Path) -> None:
+def test_additions_to_another_model(family: str, tmp_path: Path) -> None:
     saved_base(tmp_path / "base", **SHAPES[family])
     network, said = drafter(tmp_path / "base", **SHAPES[family])
     interop.save(network, said, tmp_path / "drafter")
     compare(tmp_path / "drafter")
     saved_base(tmp_path / "base", seed=2, **SHAPES[family])
-    with pytest.raises(ValueError, match="adds to other weights than those in"):
+    with pytest.raises(ValueError, match="was trained with other weights than those in"):
         interop.open_rows(tmp_path / "drafter")
 
 
-def test_what_was_tuned_by_additions_is_merged_also_under_a_drafter(tmp_path: Path) -> None:
+def test_tuned_additions_are_merged_even_under_a_drafter(tmp_path: Path) -> None:
     base = saved_base(tmp_path / "base")
     network = tiny_transformer(9, dtype=torch.float32, mask_vector=True, additions=3, additions_at="all")
     of = Base(source=str(tmp_path / "base"), sha256=beside.digest(tmp_path / "base"))
@@ -96,7 +96,7 @@ def test_a_tied_head_that_is_another_matrix_is_refused(tmp_path: Path) -> None:
     compare(folder)
     for other in (head + 1, head[:-1].clone()):
         save_file(tensors | {"lm_head.weight": other}, folder / "model.safetensors", {"format": "pt"})
-        with pytest.raises(ValueError, match=r"lm_head.weight in .* must be model.embed_tokens.weight"):
+        with pytest.raises(ValueError, match=r"lm_head.weight in .* must equal model.embed_tokens.weight"):
             interop.open_rows(folder)
 
 
@@ -105,7 +105,7 @@ def test_weights_of_another_shape_are_refused_before_they_are_read(tmp_path: Pat
     interop.save(network, config, tmp_path / "model")
     other, _ = small_model(layers=1)
     interop.weights.write_tensors(tmp_path / "model" / "model.safetensors", dict(other.named_parameters()))
-    with pytest.raises(ValueError, match="must be those of its config"):
+    with pytest.raises(ValueError, match="must match its config"):
         interop.open_rows(tmp_path / "model")
 
 
@@ -117,5 +117,5 @@ def test_a_file_that_was_cut_while_it_is_read(tmp_path: Path) -> None:
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - 4)
     last = max(reader.header, key=lambda name: reader._begins[name])
-    with pytest.raises(ValueError, match=f"must hold all of {last}, and ends within it"):
+    with pytest.raises(ValueError, match=f"must hold all of {last}, but ends within it"):
         reader.rows(last, 0, reader.header[last].shape[0])

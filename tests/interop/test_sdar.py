@@ -1,4 +1,4 @@
-"""SDAR's layout: names, shapes and config.json, the mask's rows, logits, and what does not fit."""
+"""SDAR's layout: names, shapes and config.json, the mask's rows, logits, and models that do not fit."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ VOCABULARY, CONTEXT, BLOCK, HIDDEN = 23, 32, 4, 24
 
 
 def qwen_like(*, in_vocabulary: bool = False, method: dict[str, Any] | None = None, **changes: Any):
-    """A random network of Qwen3's type, whose mask is a vector of its own or the id 5."""
+    """A random network of Qwen3's type. Its mask is an extra vector, or id 5."""
     shape: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "layers": 2,
@@ -56,7 +56,7 @@ def qwen_like(*, in_vocabulary: bool = False, method: dict[str, Any] | None = No
 
 
 def noisy_text(mask_id: int) -> Tensor:
-    """Two clean blocks and one with two masks."""
+    """Two clean blocks, and one with two masks."""
     text = torch.randint(6, VOCABULARY, (3 * BLOCK,), generator=torch.Generator().manual_seed(1))
     text[-3], text[-1] = mask_id, mask_id
     return text
@@ -131,8 +131,8 @@ class TestOut:
             for name, shape in layer.items()
         }
 
-    def test_the_mask_is_never_likely(self, options: dict[str, Any], tmp_path: Path) -> None:
-        """Its logit is the mean of the others: below the highest, and below a share of one in all."""
+    def test_the_mask_is_never_the_likeliest_token(self, options: dict[str, Any], tmp_path: Path) -> None:
+        """Its logit is the mean of the others: below the highest, with a probability below 1 / vocabulary."""
         network, config = qwen_like(**options)
         fitted = sdar.save(network, config, tmp_path)
         head = load_file(tmp_path / "model.safetensors")["lm_head.weight"].double()
@@ -174,19 +174,19 @@ def test_a_free_row_of_qwens_is_the_one_that_engines_take() -> None:
     Tokenizer.own_ids = 151700
     later = sdar.fit(config, Tokenizer())  # type: ignore[arg-type]
     assert (later.mask_id, later.network.vocab_size) == (151700, 151936)
-    assert "SGLang and LMDeploy take 151669" in str(later.note)
+    assert "SGLang and LMDeploy always use 151669" in str(later.note)
     unknown = sdar.fit(config)
     assert (unknown.mask_id, unknown.network.vocab_size) == (151936, 151937)
 
 
 class TestTokenizer:
-    """Of 257 tokens, in networks of more and of as many rows."""
+    """A tokenizer with 257 tokens, in networks with more rows and with as many."""
 
     @pytest.mark.parametrize(("rows", "mask"), [(300, 257), (257, 257), (151936, 151669)])
-    def test_it_goes_out_and_in_with_the_mask(self, rows: int, mask: int, tmp_path: Path) -> None:
+    def test_it_is_saved_and_loaded_with_the_mask(self, rows: int, mask: int, tmp_path: Path) -> None:
         network, config = qwen_like(vocab_size=rows)
         tokenizer = byte_tokenizer().with_mask(rows)
-        LanguageModel(network, config, tokenizer)  # which would refuse one that does not fit
+        LanguageModel(network, config, tokenizer)  # it would refuse one that does not fit
         fitted = sdar.save(network, config, tmp_path, tokenizer=tokenizer)
         assert (fitted.mask_id, fitted.network.vocab_size) == (mask, max(rows, mask + 1))
         data = json.loads((tmp_path / "config.json").read_text())
@@ -244,7 +244,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_written(
 
 def test_another_method_does_not_fit(tmp_path: Path) -> None:
     network, config = qwen_like()
-    with pytest.raises(ValueError, match="SDAR's layout is for block diffusion"):
+    with pytest.raises(ValueError, match=r"method\.kind must be block_diffusion for SDAR's layout"):
         sdar.save(network, replace(config, method=AutoregressiveMethod()), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -263,7 +263,7 @@ class TestIn:
     def test_what_released_checkpoints_leave_out_is_as_in_engines(self, folder: Path) -> None:
         self.edit(folder, block_size=..., vocab_size=151936, mask_token_id=...)
         data = json.loads((folder / "config.json").read_text())
-        with pytest.warns(UserWarning, match="says no block_size: 4 is taken"):
+        with pytest.warns(UserWarning, match="has no block_size: using 4"):
             _, config = sdar.from_sdar_config(data, where="config.json")
         assert (config.mask_id, config.method) == (151669, BlockDiffusionMethod(block_size=4))
 
@@ -288,7 +288,7 @@ class TestIn:
 
 
 def test_engines_find_a_config_by_transformers(tmp_path: Path) -> None:
-    """What SGLang, LMDeploy and JetEngine ask first; they run no other code of the folder."""
+    """What SGLang, LMDeploy and JetEngine read first; they run no other code of the folder."""
     sdar.save(*qwen_like(), tmp_path)
     asked = """
 import sys

@@ -13,7 +13,7 @@ from tests.interop.small import assert_same, small_model
 
 @pytest.fixture
 def downloads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
-    """A hub with one model; each download is noted."""
+    """A hub with one model; it records each download."""
     calls: list[dict[str, Any]] = []
     save(*small_model(), tmp_path / "snapshot")
 
@@ -69,7 +69,7 @@ class TestHub:
         save(*small_model(seed=5), "owner/name")
         assert_same(load("owner/name")[0], small_model(seed=5)[0])
         assert downloads == []
-        with pytest.raises(ValueError, match="revision is for a hub id, got 'v2' with the local path"):
+        with pytest.raises(ValueError, match="revision must be None for a local path, got 'v2' with "):
             load("owner/name", revision="v2")
 
     @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ class TestHub:
             load("hf://owner/name")
 
     def test_without_a_network(self, tmp_path: Path) -> None:
-        """The real client, told to stay at home."""
+        """The real client, kept offline."""
         with pytest.raises(ValueError, match="As a hub id it could not be downloaded"):
             load("owner/name", local_files_only=True, cache_dir=tmp_path)
 
@@ -104,23 +104,25 @@ class TestMistypedPaths:
         ("source", "meant"),
         [("runs/dmo", "runs/demo"), ("rnus/demo", "runs/demo"), ("rusn/demmo", "runs/demo")],
     )
-    def test_what_could_be_a_hub_id_asks_for_nothing(
+    def test_a_mistyped_path_is_not_looked_up_on_the_hub(
         self, source: str, meant: str, downloads: list[dict[str, Any]]
     ) -> None:
         said = (
             f"source: there is no folder '{source}' here, did you mean '{meant}'? "
-            f"To ask the Hugging Face hub for it, say 'hf://{source}'"
+            f"To load it from the Hugging Face hub, write 'hf://{source}'"
         )
         with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
             load(source)
         assert downloads == []
 
     def test_a_folder_of_the_owner_s_name_is_enough(self, downloads: list[dict[str, Any]]) -> None:
-        with pytest.raises(ValueError, match=r"'models/gpt' here\. To ask the .* say 'hf://models/gpt'"):
+        with pytest.raises(
+            ValueError, match=r"'models/gpt' here\. To load it from the .* write 'hf://models/gpt'"
+        ):
             load("models/gpt")
         assert downloads == []
 
-    def test_the_hub_is_asked_where_that_is_said_or_nothing_here_is_alike(
+    def test_the_hub_is_used_if_requested_or_if_no_local_path_is_similar(
         self, here: Path, downloads: list[dict[str, Any]]
     ) -> None:
         (here / "runs" / "real").mkdir()
@@ -148,10 +150,8 @@ class TestMistypedPaths:
     @pytest.mark.parametrize(
         "source", ["hf://name", "hf://a/b.gguf", "hf://a/b/c", "hf://two words/x", "hf://~/x", "hf://"]
     )
-    def test_what_asks_the_hub_is_told_what_a_hub_id_is(
-        self, source: str, downloads: list[dict[str, Any]]
-    ) -> None:
-        said = f"source: a hub id must look like 'hf://owner/name' and name no file, got '{source}'"
+    def test_malformed_hub_ids_are_explained(self, source: str, downloads: list[dict[str, Any]]) -> None:
+        said = f"source: a hub id must look like 'hf://owner/name' without a file name, got '{source}'"
         with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
             load(source)
         assert downloads == []
@@ -177,7 +177,9 @@ class TestPickles:
         if not with_config:
             (tmp_path / "config.json").unlink()
         torch.save({}, tmp_path / name)
-        with pytest.raises(ValueError, match="pickles are not loaded") as caught:
+        with pytest.raises(
+            ValueError, match="pickles are not loaded, because they can run any code"
+        ) as caught:
             load(tmp_path)
         assert name in str(caught.value)
         assert "save_file" in str(caught.value)
@@ -188,7 +190,7 @@ class TestPickles:
         with pytest.raises(ValueError, match=r"got pytorch_model\.bin: pickles are not loaded"):
             load(tmp_path)
 
-    def test_pickles_beside_safetensors_are_no_matter(self, tmp_path: Path) -> None:
+    def test_pickles_next_to_safetensors_are_ignored(self, tmp_path: Path) -> None:
         save(*small_model(), tmp_path)
         (tmp_path / "pytorch_model.bin").write_bytes(b"anything")
         load(tmp_path)
@@ -196,7 +198,7 @@ class TestPickles:
     @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pkl"])
     def test_files(self, name: str, tmp_path: Path) -> None:
         torch.save({}, tmp_path / name)
-        with pytest.raises(ValueError, match="pickles are not loaded"):
+        with pytest.raises(ValueError, match="pickles are not loaded, because they can run any code"):
             load(tmp_path / name)
 
 
@@ -215,5 +217,5 @@ def test_a_run_of_several_stages_is_told_to_name_one(tmp_path):
     for stage in ("ar", "block"):
         (tmp_path / stage / "model").mkdir(parents=True)
         (tmp_path / stage / "model" / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"holds a run of the stages ar, block: name one .*block"):
+    with pytest.raises(ValueError, match=r"holds a run with the stages ar, block: name one .*block"):
         sources.read_config(tmp_path)

@@ -1,4 +1,4 @@
-"""A model of a kind that is not loaded is named in one line."""
+"""The error for an unsupported model names its kind in one line."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ FIELDS = {f"field_{number}": number for number in range(27)}
         (
             {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **FIELDS},
             r"holds a model of type 'gpt2' \(GPT2LMHeadModel\), which bd3lm does not load; of Hugging Face's "
-            "it loads llama, mistral, qwen2, qwen3, sdar$",
+            "types it loads llama, mistral, qwen2, qwen3, sdar$",
         ),
         ({"model_type": "mamba"}, "holds a model of type 'mamba', which bd3lm does not load; of Hugging"),
         ({"architectures": ["DreamModel"]}, "holds a model of type 'DreamModel', which bd3lm does not load;"),
@@ -27,7 +27,7 @@ FIELDS = {f"field_{number}": number for number in range(27)}
     ],
     ids=["gpt2", "type", "architecture", "odd", "unknown", "empty"],
 )
-def test_what_is_not_loaded_is_named(config: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_unsupported_models_are_named(config: dict[str, Any], said: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=said):
         interop.load(tmp_path)

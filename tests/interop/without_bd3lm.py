@@ -26,7 +26,7 @@ def load(folder: Path) -> torch.nn.Module:
 
 
 def results(folder: Path) -> dict[str, object]:
-    """What the model in a folder gives for what `asked.json` and `asked.safetensors` ask of it."""
+    """The answers of the model in a folder to the requests in `asked.json` and `asked.safetensors`."""
     model, asked, tensors = load(folder), json.loads((folder / "asked.json").read_text()), {}
     given = load_file(folder / "asked.safetensors")
     noise = given.get("noise")

@@ -205,10 +205,16 @@ def test_a_tokenizer_is_saved_with_its_model_in_a_home_folder(
     [
         (
             {"lean": 0},
-            "^lean is no option of loading, allowed are device, dtype, lightning, tokenizer, revis",
+            "^lean is not an option for loading, allowed are device, dtype, lightning, tokenizer, revis",
         ),
-        ({"devise": "cuda"}, r"^devise is no option of loading, did you mean 'device'\? allowed are device"),
-        ({"torch_dtype": torch.float32}, r"^torch_dtype is no option of loading, did you mean 'dtype'\?"),
+        (
+            {"devise": "cuda"},
+            r"^devise is not an option for loading, did you mean 'device'\? allowed are device",
+        ),
+        (
+            {"torch_dtype": torch.float32},
+            r"^torch_dtype is not an option for loading, did you mean 'dtype'\?",
+        ),
         ({"device": "gpu"}, "^device must be cpu, cuda or cuda:N, got 'gpu'"),
         ({"device": "meta"}, "^device must be cpu, cuda or cuda:N, got 'meta'"),
         ({"dtype": "float31"}, "^dtype must be a floating-point type or None, got 'float31'"),
@@ -226,7 +232,7 @@ def test_bad_options_of_loading(options: dict[str, Any], said: str) -> None:
 def test_there_must_be_a_gpu_to_load_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(
-        ValueError, match="device must be cpu where there is no GPU that torch can use, got 'cu"
+        ValueError, match="device must be cpu, because torch finds no GPU it can use, got 'cu"
     ):
         load("box", device="cuda")
 

@@ -1,4 +1,4 @@
-"""Additions apply where a layout says, and nowhere else: as if the network had other weights there."""
+"""Additions apply exactly where a layout says, as if the network had other weights there."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -20,12 +20,12 @@ FAMILIES = {
 
 
 def with_additions(family: str, rank: int = 3, **config: object) -> Transformer:
-    """A network and additions that change every output."""
+    """A network with additions that change every output."""
     return tiny_transformer(4, additions=rank, mask_vector=True, **FAMILIES[family] | config)
 
 
 class Chosen(nn.Module):
-    """A linear layer that has other weights at some positions."""
+    """A linear layer with other weights at some positions."""
 
     def __init__(self, linear: nn.Linear, weight: Tensor, chosen: Tensor) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Chosen(nn.Module):
 
 
 def merged_at(model: Transformer, chosen: Tensor) -> Transformer:
-    """The network without additions, whose weights at the chosen positions have them merged in."""
+    """The network without additions, with merged weights at the chosen positions."""
     plain = Transformer(replace(model.config, additions=0)).double().eval()
     plain.load_state_dict({n: w for n, w in model.state_dict().items() if ".additions." not in n})
     for layer, own in zip(plain.layers, model.layers, strict=True):
@@ -50,7 +50,7 @@ def merged_at(model: Transformer, chosen: Tensor) -> Transformer:
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
-def test_they_are_other_weights_at_the_noisy_positions(family):
+def test_additions_act_as_other_weights_at_the_noisy_positions(family):
     model, layout = (
         with_additions(family),
         BlockDiffusion(8, 4, causal_clean=True, read_clean=True, adds=True),
@@ -62,14 +62,14 @@ def test_they_are_other_weights_at_the_noisy_positions(family):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     without = logits_of(model, tokens, replace(layout, adds=False))
     assert (found[:, :8] - without[:, :8]).abs().min(-1).values.max() > 0.01
-    assert torch.equal(found[:, 8:], without[:, 8:])  # to the last bit: the causal law is as it was
+    assert torch.equal(found[:, 8:], without[:, 8:])  # to the last bit: causal predictions are unchanged
     in_part = logits_of(model, tokens, replace(layout, read_clean=False))
     torch.testing.assert_close(in_part, found[:, :8], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_frozen_network_gives_its_additions_and_its_mask_all_the_gradient(family):
-    """In two passes the clean one needs none, and what is learned is as in one."""
+    """In two passes the clean pass needs no additions, and training gives the same as in one pass."""
     model = with_additions(family)
     learned = {}
     for name, parameter in model.named_parameters():
@@ -118,7 +118,7 @@ def everywhere(family: str, **config: object) -> Transformer:
 @torch.no_grad()
 @pytest.mark.parametrize("family", SHAPES)
 def test_everywhere_they_are_other_weights_and_merged_they_are_gone(family):
-    """In every pass, whatever its layout names: read in part, with a tape, with a cache."""
+    """In every pass, whatever the layout says: with partial reading, a tape, or a cache."""
     model = everywhere(family)
     plain = model.merged()
     assert plain.config == replace(model.config, additions=0, additions_at="masks")
@@ -167,14 +167,14 @@ def test_merging_leaves_the_network_as_it_is_and_shares_nothing_with_it():
         assert torch.equal(weight, before[name])
 
 
-def test_what_has_nothing_to_merge_is_itself():
+def test_a_network_without_additions_merges_to_itself():
     for model in (with_additions("GPT"), tiny_transformer(4), everywhere("GPT").merged()):
         assert model.merged() is model
 
 
 @pytest.mark.parametrize("family", SHAPES)
-def test_beside_frozen_weights_they_and_the_mask_learn_what_merged_weights_would(family):
-    """The gradient of B and A is the merged weight's, brought down; nothing else learns."""
+def test_additions_and_mask_get_the_gradient_of_merged_weights(family):
+    """The gradient of B and A is the merged weight's gradient, projected down; nothing else learns."""
     model = everywhere(family)
     plain = model.merged()
     model.learn_beside()
@@ -198,7 +198,7 @@ def test_beside_frozen_weights_they_and_the_mask_learn_what_merged_weights_would
             torch.testing.assert_close(addition.down.grad, for_down)
 
 
-def test_where_they_apply_is_said_where_there_are_some():
+def test_additions_at_needs_additions():
     with pytest.raises(ValueError, match="additions_at must be 'masks' or 'all', got 'some'"):
         tiny_transformer(additions=2, additions_at="some")
     with pytest.raises(
@@ -209,8 +209,8 @@ def test_where_they_apply_is_said_where_there_are_some():
     assert [each.get("additions_at") for each in said] == ["all", None]
 
 
-def test_the_fused_kernels_leave_them_to_the_plain_path(monkeypatch):
-    """Until they are merged, so that weights that change unseen can make no text wrong."""
+def test_additions_everywhere_use_the_plain_path(monkeypatch):
+    """Until they are merged, so that weights that change unnoticed cannot make a text wrong."""
     kernels = SimpleNamespace(supports=lambda config, dtype: True, ring_rule=lambda *_: "causal")
     monkeypatch.setattr(decoding, "_kernels", lambda: kernels)
     monkeypatch.setattr(decoding, "runs_kernels", lambda device: True)

@@ -1,4 +1,4 @@
-"""What holds for every network that a config can describe: drawn at random, and tiny."""
+"""Properties of every network that a config can describe, on tiny random configs."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,7 +33,7 @@ SCALINGS = (
 
 @st.composite
 def shapes(draw: Any) -> dict[str, Any]:
-    """Fields of a valid config; sizes that a default stands for are left to it by turns."""
+    """Fields of a valid config; sizes with a default are sometimes left out."""
     groups, kv_heads = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     heads, shape = groups * kv_heads, {name: draw(st.booleans()) for name in FLAGS}
     if draw(st.booleans()):
@@ -61,7 +61,7 @@ def shapes(draw: Any) -> dict[str, Any]:
 
 
 def random_ids(model: Transformer, rows: int, length: int, seed: int) -> Tensor:
-    """Of all that it reads, the mask beside its vocabulary among them."""
+    """Random tokens from everything the network reads, which may include a mask outside its vocabulary."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, model.config.input_vocab_size, (rows, length), generator=generator)
 
@@ -99,7 +99,7 @@ def test_a_cache_changes_no_logits(shape: dict[str, Any], size: int) -> None:
 @given(shapes(), st.integers(1, 3), st.booleans(), st.booleans())
 @torch.no_grad()
 def test_two_passes_are_one(shape: dict[str, Any], size: int, causal_clean: bool, adds: bool) -> None:
-    """A tape of the clean text, and the noisy copies against it; with the additions at these."""
+    """A tape of the clean text, then the noisy copies against it, with additions at the noisy positions."""
     model, length = tiny_transformer(3, **shape), 2 * size
     layout = BlockDiffusion(length, size, copies=2, causal_clean=causal_clean, adds=adds)
     tokens, noise = random_ids(model, 2, layout.size, 0), torch.rand(2, layout.size)
@@ -128,7 +128,7 @@ def test_the_parameters_of_a_config_are_those_of_its_matrices(shape: dict[str, A
 @settings(max_examples=15)
 @given(shapes(), st.sampled_from((torch.float32, torch.bfloat16, torch.float64)))
 def test_what_is_saved_comes_back_bit_for_bit(shape: dict[str, Any], dtype: torch.dtype) -> None:
-    """Of whole models; what only adds to another is saved beside it."""
+    """Whole models only; a model that adds to another is saved separately."""
     model = tiny_transformer(3, dtype=dtype, **shape | {"additions": 0})
     causal = not model.uses_noise
     method = AutoregressiveMethod() if causal else BlockDiffusionMethod(block_size=4)

@@ -1,4 +1,4 @@
-"""One rule, whichever kernel runs it."""
+"""Every kernel gives the same attention under the same rule."""
 
 import sys
 from dataclasses import astuple, dataclass
@@ -55,7 +55,7 @@ def test_attention_is_the_softmax_over_what_the_layout_allows(layout, backend):
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(
-    "layout",  # read whole and in part; that each kind and size is attended to alike is shown above
+    "layout",  # read whole and in part; the tests above show that each kind and size attends alike
     [Causal(12), BlockDiffusion(12, 4)],
     ids=str,
 )
@@ -76,14 +76,14 @@ def test_layouts_with_a_kernel_of_their_own_need_no_mask():
     causal = render(Causal(5), (0, 5), CPU)
     assert causal.causal
     assert causal.dense is None
-    assert render(Causal(5), (2, 5), CPU).dense is not None  # the kernel would align a part at its start
+    assert render(Causal(5), (2, 5), CPU).dense is not None  # the kernel would align it to the start
 
 
 def test_renderings_are_kept():
     assert BlockDiffusion(6, 2).dense() is BlockDiffusion(6, 2).dense()
     assert BlockDiffusion(6, 2).block_mask() is BlockDiffusion(6, 2).block_mask()
     assert BlockDiffusion(6, 2).dense() is not BlockDiffusion(6, 3).dense()
-    assert not torch.equal(Causal(6).dense(), Bidirectional(6).dense())  # equal fields, other layout
+    assert not torch.equal(Causal(6).dense(), Bidirectional(6).dense())  # equal fields, different layout
 
 
 def test_a_mask_first_made_in_inference_mode_can_be_kept_for_training():
@@ -101,7 +101,7 @@ def test_an_unknown_backend_is_refused():
         render(Causal(3), (0, 3), CPU, "fast")
 
 
-# --- tiles of 64, which torch does not offer by itself ---
+# --- tiles of 64, which torch does not offer by default ---
 
 
 @dataclass
@@ -121,7 +121,7 @@ HOPPER = torch.device("cuda", 7)
 
 @pytest.fixture
 def insides(monkeypatch):
-    """Stands for the insides of torch's compiler, which take long to import, on a Hopper GPU."""
+    """Replaces the internals of torch's compiler, which are slow to import, as if on a Hopper GPU."""
 
     class Choices:
         other = "another choice"
@@ -152,12 +152,12 @@ def test_fine_tiles_are_for_hopper(insides):
     assert not _has_fine_tiles(CPU)
 
 
-def test_a_torch_with_other_insides_has_no_fine_tiles(insides):
+def test_an_unknown_torch_has_no_fine_tiles(insides):
     del insides.get_flex_attention_bwd_configs
     assert not _has_fine_tiles(HOPPER)
 
 
-def test_fine_tiles_are_offered_only_where_there_are_none(insides):
+def test_fine_tiles_are_offered_only_if_torch_offers_none(insides):
     offered = _FineTiles(insides())
     coarse, fine = offered.get_flex_attention_bwd_configs(64, dtype=torch.bfloat16)
     assert (coarse, astuple(fine)) == (COARSE, FINE)

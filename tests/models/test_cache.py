@@ -34,14 +34,14 @@ def random_tokens(rows: int, length: int, seed: int = 0) -> Tensor:
 
 
 def commit(cache: KVCache, tokens: Tensor, block_size: int, model: Transformer = MODEL) -> None:
-    """Write finished blocks behind the text."""
+    """Write finished blocks after the text."""
     length = tokens.shape[1]
     model(tokens, layout=BlockCausal(length, block_size, keys_only=True), cache=cache)
     cache.advance(length)
 
 
 def sliding(length: int, block_size: int, window: int) -> Written:
-    """Each block sees itself and the `window` positions before it, each of which saw as much in its turn."""
+    """Each block sees itself and the `window` positions before it, which in turn saw as much."""
 
     def sees(query: int, key: int) -> bool:
         start = query // block_size * block_size
@@ -55,7 +55,7 @@ def assert_same(cached: Tensor, uncached: Tensor, atol: float = 1e-10) -> None:
 
 
 def test_blocks_decoded_one_by_one_are_those_of_the_whole_text():
-    """Several noisy passes over a block leave no trace; the finished one stays."""
+    """Several noisy passes over a block leave no trace; the finished block stays."""
     text, cache = random_tokens(2, 12), MODEL.new_cache(2, segment=3)
     for start in range(0, 12, 3):
         for seed in (1, 2):
@@ -76,7 +76,7 @@ def test_autoregressive_decoding_token_by_token():
 
 
 def test_causal_text_before_a_bidirectional_block():
-    """What `causal_clean` networks decode: the finished block is written causally."""
+    """Decoding with `causal_clean`: the finished block is written causally."""
     text, cache = random_tokens(2, 6), MODEL.new_cache(2, segment=6)
     MODEL(text, layout=Causal(6, keys_only=True), cache=cache)
     cache.advance(6)
@@ -105,7 +105,7 @@ def test_rows_of_different_lengths_decode_as_if_alone():
 
 
 def test_rows_may_finish_different_numbers_of_tokens():
-    """advance(tensor) keeps what each row says, also none."""
+    """advance(tensor) keeps the given number for each row, even 0."""
     text, cache = random_tokens(3, 8), MODEL.new_cache(3, segment=1)
     done = torch.zeros(3, dtype=torch.long)
     for step in range(8):
@@ -128,14 +128,15 @@ def test_the_pass_that_writes_a_block_can_be_the_first_over_the_next():
         fused.advance(3)
         commit(plain, block, 3)
         assert_same(both[:, 3:], logits_of(MODEL, noisy, Bidirectional(3), cache=plain))
-        assert_same(  # and a second pass over the next block sees what the first one wrote
+        assert_same(  # and a second pass over the next block sees the first one's result
             logits_of(MODEL, noisy, Bidirectional(3), cache=fused), both[:, 3:]
         )
 
 
 @pytest.mark.parametrize(("block_size", "window"), [(1, 5), (2, 4), (2, 5), (3, 3)])
 def test_a_full_ring_slides_on_as_a_window_over_the_whole_text(block_size, window):
-    """Keys outlive what they were computed from, so the comparison is with a sliding mask over everything."""
+    """Keys influence later keys after they leave the window, so we compare with a sliding mask over
+    everything."""
     length = 24
     text, cache = random_tokens(2, length), MODEL.new_cache(2, segment=block_size, window=window)
     whole = logits_of(MODEL, text, sliding(length, block_size, window))
@@ -163,7 +164,7 @@ def test_rows_of_different_lengths_slide_independently():
         for row in range(2):
             seen[row].append(block[row])
             whole = torch.cat(seen[row]).unsqueeze(0)
-            # The prompt was one pass of four blocks, each of which saw what it would have seen alone.
+            # The prompt was one pass of four blocks; each saw what it would have seen alone.
             assert_same(cached[row], logits_of(MODEL, whole, sliding(whole.shape[1], 2, 4))[0, -2:])
         cache.advance(2)
 
@@ -183,7 +184,7 @@ FINISHED = {  # the layout of a pass over finished text, what is written togethe
 @pytest.mark.parametrize("window", [1, 3, 4, 9])
 @pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
 def test_what_a_token_sees_does_not_depend_on_how_the_text_was_cut(finished, group, causal, window, cut):
-    """Also where a pass is longer than the window."""
+    """Even if a pass is longer than the window."""
 
     def sees(query: int, key: int) -> bool:
         if query >= 24:
@@ -251,11 +252,7 @@ def test_rows_can_leave_and_change_places():
 
 
 def decode(cache: KVCache, texts: list[Tensor], window: int, *, steps: int, first_seed: int = 0) -> None:
-    """Write `steps` blocks of two behind each row's text and compare every pass with the whole texts.
-
-    A pass holds the last block of the text, or for an empty row some tokens that must not matter, and the
-    next block; the text before it is in the cache.
-    """
+    """Write `steps` blocks of two after each row's text, and compare every pass with the whole texts."""
     for seed in range(first_seed, first_seed + steps):
         noisy, nothing = random_tokens(len(texts), 2, seed), random_tokens(len(texts), 2, seed + 100)
         before = torch.stack([text[-2:] if len(text) else nothing[row] for row, text in enumerate(texts)])
@@ -272,7 +269,8 @@ def decode(cache: KVCache, texts: list[Tensor], window: int, *, steps: int, firs
 
 
 def opened(texts: list[Tensor], window: int, segment: int) -> KVCache:
-    """A cache of all blocks but the last of each text, filled in padded passes; a lead-in for empty ones."""
+    """A cache of all blocks but the last of each text, filled in padded passes, with a lead-in for empty
+    ones."""
     lengths = torch.tensor([len(text) for text in texts])
     cache, done = MODEL.new_cache(len(texts), segment=segment, window=window), (lengths - 2).clamp_min(0)
     cache.lead_in(torch.where(lengths == 0, 2, 0))
@@ -313,9 +311,9 @@ def test_nothing_in_the_text_sees_a_lead_in():
 
 
 @pytest.mark.parametrize("layout", [BlockCausal(4, 2), BlockDecoding(4, 2), Causal(4)], ids=str)
-def test_a_lead_in_is_a_number_and_leaves_only_numbers(layout):
-    """It sees itself and nothing else, however far it lies before the text: not nothing, whose softmax may
-    be no number."""
+def test_a_lead_in_gives_finite_numbers(layout):
+    """A lead-in sees itself and nothing else, however far it lies before the text. If it saw nothing, its
+    softmax would be NaN."""
     for lead, window in ((1, 1), (2, 1), (2, 4), (3, 2), (4, 4), (2, 20), (4, 20)):
         cache = MODEL.new_cache(2, segment=4, window=window)
         cache.lead_in(torch.tensor([lead, 0]))
@@ -352,15 +350,15 @@ def test_a_lead_in_is_for_an_empty_cache_and_no_longer_than_a_pass():
             cache.lead_in(torch.tensor(tokens))
         assert cache.ends.tolist() == [0, 0]
     commit(cache, random_tokens(2, 2), 2)
-    with pytest.raises(ValueError, match=r"a lead-in is for an empty cache, got rows that end at \[2, 2\]"):
+    with pytest.raises(ValueError, match=r"a lead-in needs an empty cache, got rows that end at \[2, 2\]"):
         cache.lead_in(torch.tensor([2, 0]))
     assert cache.ends.tolist() == [2, 2]
 
 
-def test_there_is_one_lead_in():
+def test_only_one_lead_in_is_allowed():
     cache = MODEL.new_cache(2, segment=4, window=4)
     cache.lead_in(torch.tensor([2, 0]))
-    with pytest.raises(ValueError, match=r"a lead-in is for an empty cache, got rows that end at \[-2, 0\]"):
+    with pytest.raises(ValueError, match=r"a lead-in needs an empty cache, got rows that end at \[-2, 0\]"):
         cache.lead_in(torch.tensor([0, 2]))
     assert cache.ends.tolist() == [-2, 0]
 
@@ -381,7 +379,7 @@ def test_a_lead_in_does_not_let_the_text_begin_before_itself():
                 assert_same(cached[row], whole[0, -2:])
 
 
-# --- rows that take the place of others ---
+# --- rows that replace others ---
 
 
 @pytest.mark.parametrize("window", [2, 4, 30])
@@ -391,8 +389,8 @@ def test_a_lead_in_does_not_let_the_text_begin_before_itself():
         ((0, 2, 6), 1, (0,)),  # into a cache that has just begun
         ((0, 2, 6), 9, (0,)),  # into a ring that has wrapped
         ((0, 2, 6), 9, (4, 0)),
-        ((2, 2, 2), 1, (26, 4)),  # from a ring that has wrapped, into one that has not
-        ((20, 0, 10), 3, (0, 22, 12)),  # everybody leaves
+        ((2, 2, 2), 1, (26, 4)),  # from a ring that has wrapped into one that has not
+        ((20, 0, 10), 3, (0, 22, 12)),  # every row leaves
     ],
 )
 def test_rows_put_in_the_place_of_others_decode_as_if_alone(window, seated, steps, entering):
@@ -423,7 +421,7 @@ def test_the_rows_put_in_place_are_copies():
     texts = [random_tokens(1, 4, seed=seed)[0] for seed in range(2)]
     cache, fresh = opened(texts, 4, segment=4), opened([texts[0]], 4, segment=4)
     cache.put_rows(torch.tensor([1]), fresh)
-    decode(fresh, [texts[0]], 4, steps=3, first_seed=30)  # goes its own way
+    decode(fresh, [texts[0]], 4, steps=3, first_seed=30)  # continues on its own
     decode(cache, [texts[0], texts[0]], 4, steps=3)
 
 
@@ -438,14 +436,14 @@ CACHE = {"layers": 4, "heads": 2, "head_dim": 8, "window": 4, "segment": 4, "dty
         {"head_dim": 1},
         {"window": 6},
         {"segment": 2},
-        {"window": 6, "segment": 2},  # as many slots
+        {"window": 6, "segment": 2},  # with the same number of slots
         {"dtype": torch.float64},
         {"rows": 2},
     ],
     ids=str,
 )
 def test_rows_of_another_kind_of_cache_are_refused(other):
-    """Torch would copy one layer or one head to all of them."""
+    """torch would broadcast one layer or one head to all."""
 
     def described(rows=1, **kind):
         return f"{', '.join(f'{name} {value}' for name, value in kind.items())} and {rows} rows"
@@ -464,7 +462,7 @@ def test_rows_of_another_kind_of_cache_are_refused(other):
 
 
 class Watched(KVCache):
-    """A cache that notes how many slots each pass attends to."""
+    """A cache that records how many slots each pass attends to."""
 
     in_use: list[int]
 
@@ -523,7 +521,7 @@ def test_empty_caches_are_refused(size):
 
 
 def test_a_pass_longer_than_the_segment_is_refused():
-    with pytest.raises(ValueError, match="a pass through this cache may have 2 tokens, got 3"):
+    with pytest.raises(ValueError, match="a pass through this cache has at most 2 tokens, got 3"):
         MODEL(random_tokens(1, 3), layout=Bidirectional(3), cache=MODEL.new_cache(1, segment=2))
     with pytest.raises(ValueError, match=r"tokens must have 2 positions .* got 1"):
         MODEL(random_tokens(1, 1), layout=Bidirectional(2), cache=MODEL.new_cache(1, segment=2))
@@ -533,6 +531,6 @@ def test_a_pass_longer_than_the_segment_is_refused():
 def test_a_pass_with_other_rows_than_the_cache_is_refused(cache_rows, token_rows):
     cache = MODEL.new_cache(cache_rows, segment=2)
     with pytest.raises(
-        ValueError, match=f"tokens must have {cache_rows} rows, as the cache, got {token_rows}"
+        ValueError, match=f"tokens must have {cache_rows} rows, like the cache, got {token_rows}"
     ):
         MODEL(random_tokens(token_rows, 2), layout=Bidirectional(2), cache=cache)

@@ -67,7 +67,7 @@ def test_the_excluded_token_gets_no_gradient():
     assert of_bias[EXCLUDED] == 0
 
 
-def test_what_weighs_nothing_may_be_impossible():
+def test_a_position_of_weight_zero_may_have_an_impossible_target():
     states, weight, bias, targets, weights = inputs(5)
     targets[2], weights[2] = EXCLUDED, 0.0
     total, nats = weighted_cross_entropy(states, weight, bias, targets, weights, excluded=EXCLUDED)
@@ -105,7 +105,7 @@ def test_under_autocast_it_computes_in_half_precision_and_reduces_in_single():
         assert (gradient - right).norm() < 0.05 * right.norm()
 
 
-def test_ids_that_no_token_has_are_refused():
+def test_ids_outside_the_vocabulary_are_refused():
     states, weight, bias, targets, weights = inputs(4)
     for wrong in (-1, 11):
         targets[1] = wrong
@@ -141,7 +141,7 @@ print("checked")
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 def test_the_kernel_is_the_plain_reduction():
-    """By Triton's interpreter, which must be chosen before it is imported: the edges of rows and tiles."""
+    """In Triton's interpreter, which must be chosen before the import: the edges of rows and tiles."""
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(
         [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True

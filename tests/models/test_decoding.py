@@ -1,4 +1,4 @@
-"""Which passes the fused kernels take, what is said of a network that they do not, and merged weights."""
+"""Which passes the fused kernels take, the warning for unsupported networks, and merged weights."""
 
 import gc
 import warnings
@@ -22,7 +22,7 @@ from tests.oracles.networks import tiny_transformer
 
 
 @pytest.mark.parametrize("head_dim", [24, 32])
-def test_a_network_without_fused_kernels_is_said_once(head_dim, monkeypatch):
+def test_a_network_without_fused_kernels_warns_once(head_dim, monkeypatch):
     kernels = SimpleNamespace(
         supports=lambda config, dtype: config.head_dim == 32, ring_rule=lambda *_: "causal"
     )
@@ -44,12 +44,12 @@ def test_a_network_without_fused_kernels_is_said_once(head_dim, monkeypatch):
         assert not said
     else:
         assert len(said) == 1
-        assert "they take heads of 16, 32, 64 or 128 numbers, got 24" in said[0]
+        assert "they support a head_dim of 16, 32, 64 or 128, got 24" in said[0]
 
 
 @pytest.mark.parametrize("layout", [Drafting.of((0, 0, 1), 2), BlockCopies.of(4, 1, causal_clean=True)])
 @torch.no_grad()
-def test_passes_that_speculate_are_taken_with_additions_or_without(layout, monkeypatch):
+def test_speculative_passes_use_the_kernels_with_and_without_additions(layout, monkeypatch):
     monkeypatch.setattr(decoding, "runs_kernels", lambda device: True)
     monkeypatch.setattr(decoding, "_serves", lambda network: True)
     pytest.importorskip("triton", reason="comes with torch for CUDA")
@@ -63,7 +63,7 @@ def test_passes_that_speculate_are_taken_with_additions_or_without(layout, monke
 
 
 def merged_of(network: Transformer) -> list[dict[str, torch.Tensor]]:
-    """What the merged weights must be."""
+    """The expected merged weights."""
     return [
         {name: addition.merged(getattr(layer, name).weight) for name, addition in layer.additions.items()}
         for layer in network.layers
@@ -72,7 +72,7 @@ def merged_of(network: Transformer) -> list[dict[str, torch.Tensor]]:
 
 @torch.no_grad()
 def optimize_unseen(network: Transformer) -> None:
-    """As fused optimizers do, between two turns of a loop that trains and samples."""
+    """Change weights as fused optimizers do, between two rounds of a loop that trains and samples."""
     network.train()
     for parameter in network.parameters():
         parameter.data.add_(0.5)
@@ -90,7 +90,7 @@ CHANGES: dict[str, Callable[[Transformer], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_merged_weights_are_made_anew_where_they_lie_once_the_network_has_changed(change):
+def test_merged_weights_are_updated_in_place_when_the_network_changes(change):
     network = tiny_transformer(4, additions=2)
     with torch.inference_mode():
         first = decoding._merged(network)
@@ -101,7 +101,7 @@ def test_merged_weights_are_made_anew_where_they_lie_once_the_network_has_change
     key = network.graph_key
     assert network.graph_key == key
     change(network)
-    assert network.graph_key != key  # recorded passes read what is merged, and do not look whether it is old
+    assert network.graph_key != key  # recorded passes do not check for stale merged weights
     with torch.inference_mode():
         found = decoding._merged(network)
     torch.testing.assert_close(found, merged_of(network), rtol=0, atol=0)
@@ -137,8 +137,8 @@ def test_graphs_of_a_network_without_additions_outlive_training():
     assert network.graph_key == key
 
 
-def test_what_is_read_of_a_pass_keeps_its_merged_weights():
-    """Of every row, where the positions at which additions apply begin before those that are read."""
+def test_narrowing_a_pass_keeps_its_merged_weights():
+    """In every row, with additions that begin before the positions that are read."""
     draw = torch.Generator().manual_seed(0)
     x, weight, merged = (torch.randn(*shape, generator=draw) for shape in ((2, 7, 4), (3, 4), (3, 4)))
     stream = decoding._Stream(x, (2, 5))

@@ -14,7 +14,7 @@ from tests.oracles.decoding_cases import CASES
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(2700),  # the interpreter takes minutes, many where cores are shared or slow
+    pytest.mark.timeout(2700),  # the interpreter takes minutes, and many minutes on shared or slow cores
     pytest.mark.skipif(
         find_spec("triton") is None,
         reason="Triton is not installed, which comes with torch for CUDA; tests/gpu has the same cases",
@@ -29,7 +29,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def interpret_all() -> dict[str, str]:
-    """All cases in one process of their own, where Triton was told to interpret before it was imported."""
+    """Run all cases in one process of their own, with Triton's interpreter chosen before the import."""
     root = Path(__file__).parents[2]
     path = os.pathsep.join([str(root), str(root / "src")])
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}

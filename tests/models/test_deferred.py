@@ -1,4 +1,4 @@
-"""First weights that are made one tensor at a time, against a network that is built whole."""
+"""First weights made one tensor at a time, against a network built whole."""
 
 import subprocess
 import sys
@@ -28,8 +28,8 @@ def config_of(name: str) -> TransformerConfig:
 
 @pytest.mark.parametrize("way", ["gpt2", "identity"])
 @pytest.mark.parametrize("name", SHAPES)
-def test_every_row_is_that_of_the_network_built_whole(name: str, way: str) -> None:
-    """Asked for in another order, and in parts; the generator ends where it would have."""
+def test_every_row_equals_that_of_the_network_built_whole(name: str, way: str) -> None:
+    """In another order, and in parts; the generator ends in the same state."""
     config = config_of(name)
     torch.manual_seed(5)
     whole = config.build()
@@ -52,7 +52,7 @@ def test_every_row_is_that_of_the_network_built_whole(name: str, way: str) -> No
 
 
 class Odd(nn.Module):
-    """What networks of others do when they are built: results of results, buffers, slices, numbers."""
+    """What other networks do when they are built: results of results, buffers, slices, numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def test_what_other_networks_do_is_repeated_too() -> None:
         assert torch.equal(weights.rows(name, 0, rows), tensor), name
 
 
-def test_a_tensor_that_is_given_is_read_by_rows_and_others_may_follow_from_it() -> None:
+def test_a_given_tensor_is_read_by_rows_and_may_feed_others() -> None:
     asked: list[tuple[int, int]] = []
     stored = torch.arange(12.0).view(6, 2)
 
@@ -115,11 +115,11 @@ class Indexed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(6))
-        self.weight.data[[2, 5]] = 1.0  # the list becomes a tensor, whose values nobody sees
+        self.weight.data[[2, 5]] = 1.0  # the list becomes a tensor whose values nobody sees
 
 
 class Truncated(nn.Module):
-    """`torch.nn.init` leaves it alone where it has no storage, and says nothing."""
+    """`torch.nn.init` skips a tensor without storage, silently."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ def test_what_cannot_be_repeated_is_refused(kind: type[nn.Module]) -> None:
 
 @pytest.mark.slow
 def test_no_more_than_a_tensor_is_in_memory() -> None:
-    """A network of 400 MB, of which the largest tensor is 16: the process grows by less than 100."""
+    """A network of 400 MB with a largest tensor of 16 MB: the process grows by less than 100 MB."""
     code = """
 import resource, torch
 from bd3lm.models import TransformerConfig

@@ -1,4 +1,4 @@
-"""Which device is meant, and tensors on their way to it."""
+"""Choosing a device, and sending tensors to it."""
 
 import pytest
 import torch
@@ -29,7 +29,9 @@ def test_only_cpus_and_gpus_are_devices(device):
 def test_without_a_gpu():
     assert pick_device(None) == pick_device("cpu") == pick_device(torch.device("cpu")) == torch.device("cpu")
     for asked in ("cuda", "cuda:0"):
-        with pytest.raises(ValueError, match=f"device must be cpu where there is no GPU .*, got '{asked}'"):
+        with pytest.raises(
+            ValueError, match=f"device must be cpu, because torch finds no GPU .*, got '{asked}'"
+        ):
             pick_device(asked)
 
 
@@ -50,7 +52,7 @@ def test_a_gpu_with_a_number_must_be_there():
 
 
 class Copies(TorchFunctionMode):
-    """Notes where tensors are sent, and whether the copy is waited for; nothing is copied."""
+    """Records where tensors are sent and whether the copy waits; copies nothing."""
 
     def __init__(self):
         super().__init__()
@@ -63,8 +65,8 @@ class Copies(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_only_a_copy_to_the_host_is_waited_for():
-    """The host would read it before it has come."""
+def test_only_a_copy_to_the_host_waits():
+    """Otherwise the host would read it before it has arrived."""
     there, here = torch.zeros(2, device="meta"), torch.zeros(2)
     with Copies() as copies:
         send(there, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""What drafts lose against what verifies them: the formulas, their gradients, and the best drafts."""
+"""The loss of drafts against the verifying distribution: formulas, gradients, and the best drafts."""
 
 import math
 from typing import Any
@@ -30,7 +30,7 @@ def inputs(positions: int, *, vocabulary: int = 11, width: int = 6, bias: bool =
 
 
 def distributions(given: dict[str, Any], excluded: int) -> tuple[Tensor, Tensor]:
-    """p, without its gradient, and q."""
+    """p, detached, and q."""
     found = []
     for name in ("verifying", "states"):
         logits = given[name] @ given["weight"].T + (0 if given["bias"] is None else given["bias"])
@@ -82,7 +82,7 @@ def test_a_network_without_one_matrix_for_a_head_has_the_same_loss(aim):
         torch.testing.assert_close(one, other)
 
 
-def test_what_verifies_learns_nothing_and_a_frozen_head_costs_nothing():
+def test_verifying_states_get_no_gradient_and_a_frozen_head_costs_nothing():
     given = inputs(5)
     frozen = given | {"weight": given["weight"].detach(), "bias": given["bias"].detach()}
     total, _, _ = weighted_draft_loss(**frozen, aim="overlap", excluded=EXCLUDED)
@@ -96,7 +96,7 @@ def test_what_verifies_learns_nothing_and_a_frozen_head_costs_nothing():
 
 
 def test_the_overlap_is_how_often_a_draft_is_accepted():
-    """Σ_y q(y) min(1, p(y)/q(y)), the law of rejection sampling."""
+    """Σ_y q(y) min(1, p(y)/q(y)), the acceptance rate of rejection sampling."""
     given = inputs(7)
     _, _, overlaps = weighted_draft_loss(**given, aim="soft", excluded=EXCLUDED)
     p, q = distributions(given, EXCLUDED)

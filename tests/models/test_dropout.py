@@ -1,4 +1,4 @@
-"""Dropout by a hash: the right law, no pattern that a network could use, and the same when compiled."""
+"""Dropout by a hash: the right distribution, no pattern a network could use, and the same when compiled."""
 
 import math
 import shutil
@@ -38,7 +38,7 @@ def written_out(rows: int, width: int, rate: float, start: int, cycle: int) -> l
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.9])
 @pytest.mark.parametrize("seed", [(0, 0), (-(2**31), 2**31 - 1), (123456789, -987654321)])
-def test_an_element_is_kept_as_the_hash_of_its_place_says(rate, seed):
+def test_the_hash_of_a_position_decides_what_is_kept(rate, seed):
     x = torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found = dropout(x, rate, torch.tensor(seed, dtype=torch.int32))
     kept = torch.tensor(written_out(15, 7, rate, *seed)).view(3, 5, 7)
@@ -46,7 +46,7 @@ def test_an_element_is_kept_as_the_hash_of_its_place_says(rate, seed):
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
-def test_as_many_are_dropped_as_the_rate_says_and_the_mean_stays(rate):
+def test_the_rate_is_right_and_the_mean_is_unchanged(rate):
     each = seeds(4)
     share = torch.stack([dropped(seed, rate).mean() for seed in each])
     error = math.sqrt(rate * (1 - rate) / (ROWS * WIDTH))
@@ -56,13 +56,14 @@ def test_as_many_are_dropped_as_the_rate_says_and_the_mean_stays(rate):
 
 
 def correlation(a: Tensor, b: Tensor) -> float:
-    """In units of its standard deviation for independent elements."""
+    """In units of the standard deviation for independent elements."""
     variance = RATE * (1 - RATE)
     return ((a - RATE) * (b - RATE)).sum().item() / variance / math.sqrt(a.numel())
 
 
-def test_elements_know_nothing_of_their_neighbours():
-    """Beside, below, and further away: 80 correlations; each of 16 bits of a place is crossed."""
+def test_neighbors_are_uncorrelated():
+    """Neighbors in a row, in a column, and further away: 80 correlations, crossing each of 16 bits of a
+    position."""
     distances = [1, 2, 3, 4, 7, 64, WIDTH - 1, WIDTH, WIDTH + 1, 4 * WIDTH, *(2**bit for bit in range(8, 18))]
     found = []
     for seed in seeds(4):
@@ -72,7 +73,7 @@ def test_elements_know_nothing_of_their_neighbours():
     assert sum(z * z for z in found) / len(found) == pytest.approx(1.0, abs=0.6)
 
 
-def test_rows_and_columns_are_dropped_no_more_evenly_and_no_less_than_by_chance():
+def test_rows_and_columns_are_dropped_as_evenly_as_by_chance():
     mask = dropped(seeds(1)[0])
     for direction, size in ((0, ROWS), (1, WIDTH)):
         counts = mask.sum(direction)
@@ -80,13 +81,13 @@ def test_rows_and_columns_are_dropped_no_more_evenly_and_no_less_than_by_chance(
         assert spread == pytest.approx(1.0, abs=5 * math.sqrt(2 / counts.numel()))
 
 
-def test_seeds_know_nothing_of_each_other():
+def test_masks_of_different_seeds_are_uncorrelated():
     masks = [dropped(seed) for seed in seeds(8)]
     pairs = [correlation(a, b) for number, a in enumerate(masks) for b in masks[:number]]
     assert max(map(abs, pairs)) < 4.0
 
 
-def test_two_seeds_are_not_two_places_of_the_same_cycle():
+def test_two_seeds_do_not_share_a_cycle():
     """With `start` alone, the masks of all seeds were pieces of one sequence."""
     first, second = torch.tensor([[5, 1], [5, 1 << 20]], dtype=torch.int32)
     assert torch.equal(dropped(first), dropped(first))
@@ -94,7 +95,7 @@ def test_two_seeds_are_not_two_places_of_the_same_cycle():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_what_is_dropped_gets_no_gradient_and_the_rest_its_share(dtype):
+def test_gradients_are_dropped_and_scaled_like_elements(dtype):
     x = torch.randn(64, 32, generator=torch.Generator().manual_seed(1)).to(dtype).requires_grad_()
     seed, upstream = seeds(1)[0], torch.randn(64, 32, generator=torch.Generator().manual_seed(2)).to(dtype)
     out = dropout(x, 0.25, seed)
@@ -105,7 +106,7 @@ def test_what_is_dropped_gets_no_gradient_and_the_rest_its_share(dtype):
     assert 0.6 < kept.double().mean() < 0.9
 
 
-def test_in_evaluation_and_at_rate_zero_it_is_nothing():
+def test_evaluation_mode_and_rate_zero_change_nothing():
     x = torch.randn(3, 4)
     assert Dropout(0.5).eval()(x, None) is x
     assert Dropout(0.0).train()(x, None) is x
@@ -115,14 +116,14 @@ def test_in_evaluation_and_at_rate_zero_it_is_nothing():
 @pytest.mark.parametrize(
     ("rate", "training", "moves"), [(0.1, True, True), (0.0, True, False), (0.1, False, False)]
 )
-def test_a_network_draws_only_where_it_drops(rate, training, moves):
+def test_a_network_draws_seeds_only_for_active_dropout(rate, training, moves):
     model = tiny_transformer(dropout=rate).train(training)
     before = torch.get_rng_state()
     model(torch.zeros(1, 4, dtype=torch.long), layout=Causal(4))
     assert torch.equal(before, torch.get_rng_state()) != moves
 
 
-def test_every_layer_drops_elements_of_its_own_in_both_places(monkeypatch):
+def test_each_layer_has_its_own_masks_for_both_branches(monkeypatch):
     seen = []
     monkeypatch.setattr(
         "bd3lm.models.dropout.dropout", lambda x, rate, seed: seen.append((rate, *seed.tolist())) or x
@@ -146,8 +147,8 @@ def losses_and_gradients(model, tokens: Tensor, layout) -> list[Tensor]:
 
 
 @pytest.mark.slow
-def test_compiled_it_drops_the_same_elements_forwards_and_backwards():
-    """By torch's own compiler; without one for C++, in the graphs that it would be given."""
+def test_compiled_dropout_uses_the_same_mask_in_both_passes():
+    """With torch's own compiler; without a C++ compiler, in the graphs that it would get."""
     compiles = shutil.which("g++") is not None
     layout = BlockDiffusion(16, 4)
     tokens = torch.randint(0, 4, (3, layout.size), generator=torch.Generator().manual_seed(0))
@@ -160,8 +161,9 @@ def test_compiled_it_drops_the_same_elements_forwards_and_backwards():
 
 
 @pytest.mark.slow
-def test_compiled_no_mask_is_stored_for_the_backward_pass():
-    """Compilers like to: what all layers share (the numbers of rows) made them store 23 masks of 24."""
+def test_compiled_dropout_stores_no_mask():
+    """Compilers like to store shared values: the row numbers, which all layers share, made them store 23
+    masks of 24."""
     model, layout = (
         tiny_transformer(layers=4, dropout=0.3, dtype=torch.float32).train(),
         BlockDiffusion(16, 4),

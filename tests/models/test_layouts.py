@@ -71,7 +71,7 @@ SMALL = [
         for causal in (False, True)
     ),
 ]
-ODD = [  # none a multiple of 128
+ODD = [  # none is a multiple of 128
     Causal(130),
     Bidirectional(100),
     BlockCausal(100, 4),
@@ -117,7 +117,8 @@ def test_dense_mask_of_a_span_is_a_slice_of_the_whole(layout):
 
 
 def expanded(mask: BlockMask, queries: int, keys: int) -> Tensor:
-    """What a kernel that trusts the block mask computes: skips, asks the rule, or takes whole tiles."""
+    """What a kernel that trusts the block mask computes: it skips squares, checks pairs, or takes whole
+    tiles."""
     tile_q, tile_k = mask.BLOCK_SIZE
     q, k = torch.arange(queries).unsqueeze(1), torch.arange(keys)
     asked = mask.mask_mod(torch.tensor(0), torch.tensor(0), q, k)
@@ -161,7 +162,7 @@ def test_only_what_is_needed_is_read():
     assert BlockDecoding(6, 2, keys_only=True).read == (0, 0)
 
 
-def test_finished_blocks_and_the_one_being_written():
+def test_masks_of_finished_blocks_and_of_the_block_being_written():
     """Six tokens in blocks of two, `causal_clean`: read, the last block sees all of itself."""
     written_last = """
         #.....
@@ -195,7 +196,7 @@ def test_finished_blocks_and_the_one_being_written():
     ],
     ids=str,
 )
-def test_what_is_written_together_begins_at_one_place(layout, starts):
+def test_positions_written_together_share_a_group_start(layout, starts):
     assert layout.group_start(torch.arange(6)).tolist() == starts
     assert layout.group_start(torch.tensor([[3], [5]])).tolist() == [[starts[3]], [starts[5]]]
 
@@ -222,7 +223,7 @@ NETWORKS = {family: network_of(family, 3) for family in FAMILIES}
 
 
 def random_ids(family: str, rows: int, length: int, seed: int) -> Tensor:
-    """Of all that a network reads, its mask among them."""
+    """Random tokens from everything the network reads, including its mask."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, NETWORKS[family].config.input_vocab_size, (rows, length), generator=generator)
 
@@ -232,7 +233,7 @@ def random_ids(family: str, rows: int, length: int, seed: int) -> Tensor:
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_a_network_under_a_layout_is_its_formula_under_the_written_rule(family, backend, monkeypatch):
-    """Every layout pair by pair, and what is read of it."""
+    """Every layout, pair by pair, and the positions that it reads."""
     model = NETWORKS[family]
     monkeypatch.setattr(model, "attention_backend", backend)
     for layout in SMALL if backend != "flex" else SMALL[::4]:
@@ -245,7 +246,7 @@ def test_a_network_under_a_layout_is_its_formula_under_the_written_rule(family, 
         )
 
 
-# --- what a change of one token can reach ---
+# --- how far a change of one token reaches ---
 
 
 @st.composite
@@ -259,7 +260,7 @@ families = st.sampled_from(list(FAMILIES))
 
 
 def changed_positions(layout: Layout, position: int, seed: int, family: str) -> Tensor:
-    """Which logits move when the token at `position` becomes another one."""
+    """Which logits change when the token at `position` changes."""
     tokens, mask = random_ids(family, 1, layout.size, seed), mask_of(NETWORKS[family])
     other = tokens.clone()
     other[0, position] = mask if tokens[0, position] != mask else 0

@@ -1,4 +1,4 @@
-"""A network of anyone's: what the base class does for it, and that the house asks no more of it."""
+"""Custom networks: what the base class provides, and that the library needs nothing more."""
 
 from dataclasses import fields
 from itertools import product
@@ -51,7 +51,7 @@ def model(config: PlainConfig | KeepingConfig, method: Method, seed: int = 0) ->
     ],
     ids=["autoregressive", "blocks", "joint", "one block"],
 )
-def test_exact_likelihoods_of_a_strange_network_sum_to_one(
+def test_exact_likelihoods_of_a_custom_network_sum_to_one(
     config: PlainConfig | KeepingConfig, method: Method
 ) -> None:
     found = model(config, method).log_likelihood(TEXTS, estimator="exact", batch_size=81)
@@ -65,7 +65,7 @@ def test_exact_likelihoods_of_a_strange_network_sum_to_one(
     [AutoregressiveMethod(score_first=True), BlockDiffusionMethod(block_size=2, score_first=True)],
     ids=["autoregressive", "blocks"],
 )
-def test_a_strange_network_writes_what_its_likelihood_says(
+def test_a_custom_network_samples_from_its_likelihood(
     config: PlainConfig | KeepingConfig, method: Method
 ) -> None:
     lm = model(config, method)
@@ -103,7 +103,7 @@ def test_every_method_trains_it_and_writes_with_it(method: Method) -> None:
     "layout", [Causal(4), BlockCausal(4, 2), BlockDiffusion(4, 2), Bidirectional(4)], ids=str
 )
 def test_a_position_depends_on_what_its_layout_lets_it_see(layout: Causal) -> None:
-    """Of these test networks: what is proved with them rests on it."""
+    """Checks on these test networks, which other tests rely on."""
     for config in (PLAIN, KEEPING):
         network = stranger(config)
         tokens = torch.zeros(1, layout.size, dtype=torch.long)
@@ -128,10 +128,10 @@ def test_its_cross_entropy_is_that_of_ours() -> None:
         torch.testing.assert_close(*gradients)
 
 
-def test_what_it_does_not_have_is_refused_in_plain_words() -> None:
+def test_missing_features_are_refused_with_clear_errors() -> None:
     network = stranger(PLAIN)
     with pytest.raises(
-        ValueError, match=r"network of kind plain_stranger keeps no keys and values.*cache=False"
+        ValueError, match=r"network of kind plain_stranger has no cache of keys and values.*cache=False"
     ):
         network.new_cache(1, segment=2)
     batch = TokenBatch.of(torch.tensor([[0, 1, 3, 0]]), score_first=True)
@@ -142,11 +142,11 @@ def test_what_it_does_not_have_is_refused_in_plain_words() -> None:
     lm = model(PLAIN, BlockDiffusionMethod(block_size=2))
     with pytest.raises(ValueError, match="algorithm must be single_pass"):
         lm.loss(batch, BlockDiffusionTraining(algorithm="two_pass"))
-    with pytest.raises(ValueError, match=r"the reference's layout holds networks of kind transformer"):
+    with pytest.raises(ValueError, match=r"network.kind must be transformer for the reference's layout"):
         interop.save_reference(network, lm.config, "nowhere")
 
 
-def test_two_passes_with_its_own_store_are_one() -> None:
+def test_two_passes_with_its_own_store_equal_one_pass() -> None:
     network = stranger(KEEPING)
     batch = TokenBatch.of(torch.tensor([[0, 1, 3, 0]]), score_first=True)
     masked = torch.tensor([[[True, False, True, True]]])
@@ -162,7 +162,7 @@ def test_two_passes_with_its_own_store_are_one() -> None:
 
 @pytest.mark.parametrize("config", [PLAIN, KEEPING], ids=["plain", "keeping"])
 def test_it_is_saved_and_loaded_to_the_bit(config: PlainConfig | KeepingConfig, tmp_path: Path) -> None:
-    """Buffers, which are not saved, are as they were built; what is tied stays tied."""
+    """Buffers, which are not saved, keep their initial values; tied parameters stay tied."""
     lm = model(config, AutoregressiveMethod(score_first=True))
     lm.save_pretrained(tmp_path)
     before = torch.random.get_rng_state()
@@ -186,7 +186,7 @@ def test_its_config_counts_and_names_its_parameters() -> None:
     assert shapes["table.weight"] == (4, 6)
 
 
-# --- a mask beside the vocabulary ---
+# --- a mask outside the vocabulary ---
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_its_config_counts_and_names_its_parameters() -> None:
     ],
     ids=["autoregressive", "blocks", "joint", "one block"],
 )
-def test_likelihoods_sum_to_one_where_the_mask_is_no_token(method: Method) -> None:
+def test_likelihoods_sum_to_one_with_a_mask_outside_the_vocabulary(method: Method) -> None:
     network = tiny_transformer(0, vocab_size=3, context=4, mask_vector=True)
     lm = LanguageModel(network, LanguageModelConfig(network=network.config, method=method, mask_id=3))
     texts = [list(text) for text in product(range(3), repeat=4)]
@@ -211,14 +211,14 @@ def test_likelihoods_sum_to_one_where_the_mask_is_no_token(method: Method) -> No
 
 
 @pytest.mark.parametrize("mask_id", [2, 4, -1])
-def test_a_vector_for_the_mask_says_which_id_it_has(mask_id: int) -> None:
+def test_a_separate_mask_vector_fixes_the_mask_id(mask_id: int) -> None:
     network = TransformerConfig(vocab_size=3, mask_vector=True)
     with pytest.raises(ValueError, match=r"mask_id must (be 3, the network's extra vector|lie in 0\.\.3)"):
         LanguageModelConfig(network=network, method=AutoregressiveMethod(), mask_id=mask_id)
 
 
 @pytest.mark.parametrize("method", [D3PMMethod(), ScoreEntropyMethod(), SimplexMethod()], ids=str)
-def test_methods_for_which_the_mask_is_a_token_refuse_one_beside_them(method: Method) -> None:
+def test_methods_that_predict_the_mask_refuse_one_outside_the_vocabulary(method: Method) -> None:
     network = TransformerConfig(vocab_size=3, context=64, mask_vector=True)
     with pytest.raises(ValueError, match=rf"method\.kind {method.kind} needs a network whose mask is one of"):
         LanguageModelConfig(network=network, method=method, mask_id=3)
@@ -230,7 +230,7 @@ def test_the_mask_starts_as_the_mean_of_the_tokens() -> None:
     torch.testing.assert_close(network.mask_vector.float(), network.embedding.weight.mean(0).float())
 
 
-# --- the recipe's section ---
+# --- the network section of a recipe ---
 
 
 @pytest.mark.parametrize("config", [TransformerConfig, PlainConfig, KeepingConfig])

@@ -29,7 +29,7 @@ from tests.oracles.networks import FAMILIES, logits_of, network_of
 from tests.oracles.strangers import KeepingConfig, PlainConfig, stranger
 
 NETWORKS = {family: network_of(family, 3) for family in FAMILIES}
-ROWS = ((8, 4, 12), (4, 20), (24,))  # tokens of the texts of each row
+ROWS = ((8, 4, 12), (4, 20), (24,))  # lengths of the texts of each row
 DOCUMENTS = torch.tensor([[n for n, size in enumerate(row) for _ in range(size)] for row in ROWS])
 LENGTH = DOCUMENTS.shape[1]
 
@@ -60,7 +60,8 @@ def written(layout: Layout, documents: Tensor) -> Tensor:
 
 
 def expanded(mask: BlockMask, row: int, queries: int, keys: int) -> Tensor:
-    """What a kernel that trusts the block mask computes in a row: skips, asks the rule, or takes all."""
+    """What a kernel that trusts the block mask computes in a row: it skips squares, checks pairs, or takes
+    all."""
     tile_q, tile_k = mask.BLOCK_SIZE
     q, k = torch.arange(queries).unsqueeze(1), torch.arange(keys)
     asked = mask.mask_mod(torch.tensor(row), torch.tensor(0), q, k)
@@ -83,7 +84,7 @@ LAYOUTS: list[Callable[[int], Layout]] = [
     lambda n: BlockDiffusion(n, 1, causal_clean=True),
     lambda n: BlockDiffusion(n, 4),
     lambda n: BlockDiffusion(n, 4, copies=2, causal_clean=True, read_clean=True),
-    lambda n: BlockDiffusion(n, n, copies=2, causal_clean=True),  # one block, within each text
+    lambda n: BlockDiffusion(n, n, copies=2, causal_clean=True),  # a single block, in each text
 ]
 
 
@@ -124,7 +125,7 @@ def test_every_rendering_is_the_written_rule(case: tuple[Layout, Tensor], tile: 
 
 
 def test_squares_of_two_texts_are_skipped_and_those_of_one_are_taken_whole():
-    """At the size of training: as few squares as if each text had a mask of its own."""
+    """At training size: as few squares as if each text had a mask of its own."""
     documents = torch.arange(4).repeat_interleave(256).repeat(2, 1)
     alone = BlockDiffusion(256, 4).block_mask(granularity=64)
     mask = Packed(BlockDiffusion(1024, 4), documents).block_mask(granularity=64)
@@ -143,13 +144,13 @@ def test_positions_in_the_text_are_counted_from_0_in_each_also_in_noisy_copies()
     assert document_begins(layout.documents).int().tolist() == [[1, 0, 0, 0, 1, 0], [1, 0, 1, 0, 1, 0]]
 
 
-def test_the_rest_is_that_of_the_wrapped_layout():
+def test_other_properties_come_from_the_inner_layout():
     for inner in (BlockDiffusion(24, 4, adds=True), Causal(24, keys_only=True), BlockDecoding(24, 4)):
         layout = Packed(inner, DOCUMENTS)
         for name in ("length", "size", "read", "added", "keys_only"):
             assert getattr(layout, name) == getattr(inner, name)
     assert packed(inner, None, "cpu") is inner
-    assert Packed(inner, DOCUMENTS) != Packed(inner, DOCUMENTS)  # it holds tensors, and is no key
+    assert Packed(inner, DOCUMENTS) != Packed(inner, DOCUMENTS)  # it holds tensors, so it is not a cache key
 
 
 # --- through networks ---
@@ -161,7 +162,8 @@ def random_ids(model: Transformer, size: int) -> Tensor:
 
 
 def of_text(values: Tensor, layout: Layout, row: int, start: int, stop: int) -> Tensor:
-    """What a text has of values (rows, positions, ...) of a pass or of what it reads: in each copy."""
+    """The part of values (rows, positions, ...) that belongs to one text, in each copy; of a pass or of what
+    it reads."""
     copies = values[row : row + 1].unflatten(1, (-1, layout.length))
     return copies[:, :, start:stop].flatten(1, 2)
 
@@ -175,7 +177,7 @@ def test_each_text_has_the_logits_and_the_gradient_that_it_has_alone(family, mak
     """FlexAttention has no gradient on a CPU."""
     model, layout = NETWORKS[family], make(LENGTH)
     if isinstance(layout, BlockDecoding):
-        layout = BlockDecoding(LENGTH, 2, causal_clean=True, keys_only=True)  # what it reads is of one text
+        layout = BlockDecoding(LENGTH, 2, causal_clean=True, keys_only=True)  # it reads one text
     monkeypatch.setattr(model, "attention_backend", backend)
     tokens = random_ids(model, layout.size)
     if layout.keys_only:
@@ -204,7 +206,7 @@ def test_each_text_has_the_logits_and_the_gradient_that_it_has_alone(family, mak
 
 
 def through_a_tape(model: Transformer, tokens: Tensor, layout: Layout) -> None:
-    """A pass that reads nothing records the keys and values that each text has alone."""
+    """A pass that reads nothing records the same keys and values as each text alone."""
     tape = KVTape()
     with torch.no_grad():
         model(tokens, layout=Packed(layout, DOCUMENTS), cache=tape)
@@ -254,8 +256,8 @@ def test_noisy_blocks_are_those_of_each_text_written_alone_with_a_cache(family, 
 @pytest.mark.parametrize(
     "config", [PlainConfig(vocab_size=4, width=6), KeepingConfig(vocab_size=4)], ids=repr
 )
-def test_networks_of_other_people_need_not_know(config):
-    """One that asks the layout for its mask, and one that asks a store."""
+def test_custom_networks_need_no_support_for_packing(config):
+    """One network that asks the layout for its mask, and one that asks a store."""
     model, layout = stranger(config), BlockDiffusion(LENGTH, 4)
     tokens = torch.randint(0, 4, (len(ROWS), layout.size), generator=torch.Generator().manual_seed(0))
     found = model(tokens, layout=Packed(layout, DOCUMENTS))
@@ -267,7 +269,7 @@ def test_networks_of_other_people_need_not_know(config):
 
 @pytest.mark.slow
 def test_a_compiled_trunk_is_not_compiled_again_for_other_texts(monkeypatch):
-    """What a batch's mask is made of enters a graph as inputs."""
+    """The tensors of a batch's mask enter a graph as inputs."""
     model, other, counter = network_of("GPT", 1), network_of("GPT", 1), CompileCounter()
     model.attention_backend = "flex"
     monkeypatch.setattr(model, "_trunk", torch.compile(model._run_trunk, dynamic=False, backend=counter))
@@ -275,7 +277,7 @@ def test_a_compiled_trunk_is_not_compiled_again_for_other_texts(monkeypatch):
     with torch.no_grad():
         for shift in range(3):
             layout = Packed(BlockDiffusion(LENGTH, 4), DOCUMENTS.roll(shift, 0))
-            expected = other(tokens, layout=layout)  # not compiled, under the dense mask
+            expected = other(tokens, layout=layout)  # not compiled, with the dense mask
             found = model(tokens, layout=layout)  # a compiled GELU is computed in single precision
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     assert counter.frame_count == 1
@@ -289,23 +291,23 @@ def test_a_compiled_trunk_is_not_compiled_again_for_other_texts(monkeypatch):
     [
         (
             lambda: Packed(BlockDiffusion(24, 3), DOCUMENTS),
-            "documents must begin at multiples of 3, the size of a block, got one .* at token 8 of row 0",
+            "documents must begin at multiples of the block size 3, got one .* at token 8 of row 0",
         ),
         (
             lambda: Packed(BlockCausal(24, 12), DOCUMENTS),
-            "documents must begin at multiples of 12, .* got one that begins at token 8 of row 0",
+            "documents must begin at multiples of the block size 12, got one that begins at token 8 of row 0",
         ),
         (
             lambda: Packed(Causal(23), DOCUMENTS),
             r"documents must be an int64 tensor \(rows, 23\), got .*3, 24",
         ),
         (lambda: Packed(Causal(24), DOCUMENTS.int()), "documents must be an int64 tensor .*torch.int32"),
-        (lambda: Packed(Causal(24), -DOCUMENTS), "documents must not fall along a row"),
-        (lambda: Packed(Packed(Causal(24), DOCUMENTS), DOCUMENTS), "inner must be a layout of one text"),
-        (lambda: Packed(Drafting.of([0, 1], 7), DOCUMENTS), "inner must be a layout of one text"),
+        (lambda: Packed(Causal(24), -DOCUMENTS), "documents must not decrease along a row"),
+        (lambda: Packed(Packed(Causal(24), DOCUMENTS), DOCUMENTS), "inner must be a layout for one text"),
+        (lambda: Packed(Drafting.of([0, 1], 7), DOCUMENTS), "inner must be a layout for one text"),
         (
             lambda: Packed(BlockCopies.of(4, 4, causal_clean=False), DOCUMENTS),
-            "inner must be a layout of one text",
+            "inner must be a layout for one text",
         ),
     ],
 )
@@ -314,7 +316,7 @@ def test_what_cannot_be_packed_is_refused(make, message):
         make()
 
 
-def test_a_pass_of_other_rows_or_through_a_cache_is_refused():
+def test_a_wrong_number_of_rows_or_a_cache_is_refused():
     model, layout = NETWORKS["GPT"], Packed(Causal(24), DOCUMENTS)
     tokens = torch.zeros(2, 24, dtype=torch.long)
     with pytest.raises(ValueError, match=r"tokens must have 3 rows for Packed\(Causal.*3 rows\), got 2"):
@@ -325,5 +327,5 @@ def test_a_pass_of_other_rows_or_through_a_cache_is_refused():
     with pytest.raises(ValueError, match=r"tokens must have 3 rows .* got 2"):
         model(tokens, layout=noisy, cache=tape.replay())
     cache = model.new_cache(3, segment=24)
-    with pytest.raises(ValueError, match=r"layout must be of one text a row, .* got Packed\(Causal"):
+    with pytest.raises(ValueError, match=r"layout must hold one text per row, .* got Packed\(Causal"):
         model(tokens[:1].expand(3, -1), layout=layout, cache=cache)

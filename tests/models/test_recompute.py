@@ -1,4 +1,4 @@
-"""Layers that are computed twice: the same gradients to the bit, and less is kept for them."""
+"""Recomputed layers: the same gradients to the bit, with less memory kept."""
 
 import os
 import subprocess
@@ -71,13 +71,13 @@ def same(objective: Objective, **options: Any) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_gradients_are_the_same_to_the_bit(name: str, family: str) -> None:
-    """With dropout, whose seeds are drawn outside of the layers."""
+    """With dropout, which gets its seeds from outside the layers."""
     same(OBJECTIVES[name], **FAMILIES[family])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["one pass", "two passes"])
-def test_compiled_too(name: str) -> None:
+def test_gradients_are_the_same_when_compiled(name: str) -> None:
     same(OBJECTIVES[name], compiled=True)
 
 
@@ -88,7 +88,7 @@ def test_a_run_is_the_same(tmp_path: Path) -> None:
     assert rows(tmp_path / "True") == rows(tmp_path / "False")
 
 
-def test_a_network_that_cannot_says_so(tmp_path: Path) -> None:
+def test_a_network_that_cannot_recompute_is_refused(tmp_path: Path) -> None:
     network: Any = PlainConfig(vocab_size=13, context=8, width=8).build()
     with pytest.raises(
         ValueError, match="recompute_activations must be false for a network of kind plain_st"
@@ -114,7 +114,7 @@ def sharded(parallel: str, compiled: bool) -> list[list[float]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("parallel", "compiled"), [("ddp", False), ("fsdp", False), ("fsdp", True)])
-def test_two_processes_recompute_what_they_had(parallel: str, compiled: bool) -> None:
+def test_two_processes_give_the_same_run_with_recomputation(parallel: str, compiled: bool) -> None:
     from tests.training.processes import run_processes
 
     for once, twice in run_processes(
@@ -125,7 +125,7 @@ def test_two_processes_recompute_what_they_had(parallel: str, compiled: bool) ->
 
 @pytest.mark.slow
 def test_the_peak_of_memory_is_lower() -> None:
-    """Twelve layers over 8,192 positions: about 700 MB are kept without, 50 with."""
+    """Twelve layers over 8,192 positions: about 700 MB are kept without recomputation, 50 with it."""
     code = """
 import resource, sys, torch
 from bd3lm.models import Bidirectional, TransformerConfig

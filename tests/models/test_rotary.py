@@ -35,7 +35,7 @@ def test_attention_sees_only_differences_of_positions(shift):
 
 
 def test_angles_keep_double_precision_far_into_a_text():
-    """Angles in float32 would be wrong by a thousandth and more at position 100,000."""
+    """Angles in float32 would be off by a thousandth or more at position 100,000."""
     position, head_dim = 100_000, 64
     cos, sin = rotation(torch.tensor([position]), head_dim, base=10000.0, dtype=torch.float32)
     angles = [position * 10000.0 ** (-2 * i / head_dim) for i in range(head_dim // 2)]
@@ -44,7 +44,7 @@ def test_angles_keep_double_precision_far_into_a_text():
     assert (cos - expected_cos).abs().max() < 1e-7
     assert (sin - expected_sin).abs().max() < 1e-7
     single = torch.tensor([angles]).float() / position * torch.tensor(float(position))
-    assert (single.cos() - expected_cos).abs().max() > 1e-4  # what the test would catch
+    assert (single.cos() - expected_cos).abs().max() > 1e-4  # the error that this test would catch
 
 
 def test_low_precision_input_keeps_its_type_and_is_turned_in_the_precision_of_the_table():
@@ -64,7 +64,7 @@ def test_linear_scaling_stretches_positions():
 
 
 def test_llama3_scaling_keeps_fast_angles_and_slows_the_others():
-    """Written out pair by pair, by how long a full turn takes."""
+    """Written out pair by pair, by the length of a full turn."""
     scaling = Llama3Scaling(factor=8.0, original_context=8192, low_freq_factor=1.0, high_freq_factor=4.0)
     plain = frequencies(128, base=500_000.0)
     scaled = frequencies(128, base=500_000.0, scaling=scaling)

@@ -1,4 +1,4 @@
-"""Passes that hold drafts, groups of masks and copies of a block: each part is as if it came alone."""
+"""Passes with drafts, groups of masks and copies of a block: each part behaves as if it came alone."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ MASK = 10
 
 @dataclass(frozen=True)
 class Behind(Layout):
-    """Clean text that sees what is before it, and masks that see all of it and one another."""
+    """Clean tokens see everything before them; masks see all of it and one another."""
 
     clean: int
 
@@ -83,8 +83,8 @@ def test_every_draft_and_every_group_is_as_if_it_alone_followed(
 
 
 @torch.no_grad()
-def test_what_was_right_of_a_tree_is_kept_and_the_text_goes_on() -> None:
-    """Also where the window slides, and rows keep different numbers of drafts."""
+def test_accepted_drafts_of_a_tree_are_kept_and_the_text_continues() -> None:
+    """Even if the window slides, and rows keep different numbers of drafts."""
     model, layout = network(), Drafting.of((0, 0, 1, 2, 2), 2)
     window, text = 6, tokens(2, 5)
     cache = read_text(model, text, Causal(5), segment=18, window=window)
@@ -136,7 +136,7 @@ def test_copies_of_a_block_and_the_next_are_as_if_each_came_alone(causal: bool, 
 
 @torch.no_grad()
 def test_a_first_block_has_none_before_it() -> None:
-    """A row that begins leads in with a finished block that nothing sees, and its copies are numbers."""
+    """A new row leads in with a finished block that nothing sees, and its copies are finite."""
     model, n = network(additions=0), 4
     cache = model.new_cache(1, segment=16, window=12)
     cache.lead_in(torch.tensor([n]))
@@ -146,8 +146,8 @@ def test_a_first_block_has_none_before_it() -> None:
     assert read.isfinite().all()
 
 
-def test_layouts_refuse_what_does_not_fit() -> None:
-    with pytest.raises(ValueError, match=r"parents must name .* got \(1,\)"):
+def test_impossible_layouts_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"parents must be .* got \(1,\)"):
         Drafting.of((1,), 2)
     with pytest.raises(ValueError, match="length must be 3 clean positions and 2 masks behind each, got 8"):
         Drafting(8, (0, 1), 2)

@@ -1,4 +1,4 @@
-"""The network: its size, its parts, and what its options change."""
+"""The network: its size, its parts, and the effect of its options."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ def test_the_default_is_the_papers_110_million_parameters():
 
 @pytest.mark.parametrize("conditioning", CONDITIONINGS)
 def test_a_network_is_its_written_out_formula(conditioning):
-    """One layer, one head, in plain operations."""
+    """One layer with one head, in plain operations."""
     model = tiny_transformer(
         5, layers=1, heads=1, hidden=4, mlp_width=8, conditioning_dim=3, **CONDITIONINGS[conditioning]
     )
@@ -60,7 +60,7 @@ def test_a_network_is_its_written_out_formula(conditioning):
         return x / (1 + torch.exp(-x))
 
     def modulation(name, parts):
-        """Shifts, scales and gates; without adaptive norms 0, 0 and 1."""
+        """Shifts, scales and gates; 0, 0 and 1 without adaptive norms."""
         if conditioning == "plain":
             return (0.0, 0.0, 1.0, 0.0, 0.0, 1.0)[:parts]
         level = noise.double() if conditioning == "time" else torch.zeros(2, 5, dtype=torch.float64)
@@ -107,8 +107,8 @@ MODERN = {
 
 
 @pytest.mark.parametrize("family", MODERN)
-def test_a_network_of_today_is_its_written_out_formula(family):
-    """One layer, two heads that share one of keys and values, and a mask beside the vocabulary."""
+def test_a_modern_network_is_its_written_out_formula(family):
+    """One layer with two heads that share one key/value head, and a mask outside the vocabulary."""
     config = {"heads": 2, "kv_heads": 1, "hidden": 8, "mask_vector": True, **MODERN[family]}
     model = tiny_transformer(5, layers=1, **config)
     tokens = torch.tensor([[0, 3, 4, 1, 4], [2, 2, 1, 0, 3]])  # 4 is the mask
@@ -121,7 +121,7 @@ def test_a_network_of_today_is_its_written_out_formula(family):
 @pytest.mark.parametrize("backend", ["dense", "flex"])
 @pytest.mark.parametrize("layout", [Causal(8), BlockCausal(8, 4), BlockDiffusion(8, 4, causal_clean=True)])
 def test_shared_heads_are_copies_of_one(layout, backend):
-    """Grouped heads against a network that has each head of keys and values once for each head of queries."""
+    """Grouped heads against a network with its own copy of the key/value head for each query head."""
     grouped = tiny_transformer(7, heads=4, kv_heads=2, norm="rms", qkv_bias=True, dtype=torch.float32)
     spread = Transformer(replace(grouped.config, kv_heads=4)).eval()
     rows = torch.arange(32).split(4)  # heads of 4 numbers: four of queries, two of keys, two of values
@@ -179,7 +179,7 @@ def test_a_network_may_start_as_the_identity(tied):
     alone = model.final_norm(model.embedding(tokens))
     assert torch.equal(model(tokens, layout=Causal(6)), alone)
     certain = model.head(alone).softmax(-1).max()
-    assert tied or certain < 0.1  # a tied head begins with the token that is there
+    assert tied or certain < 0.1  # a tied head first predicts the token that is there
     weight = model.embedding.weight
     assert weight.std().item() == pytest.approx(128**-0.5 if tied else 1.0, rel=0.05)
     queries, keys, values = model.layers[1].qkv.weight.chunk(3)
@@ -193,7 +193,7 @@ def test_a_network_that_starts_as_the_identity_learns_in_all_its_parts():
     model.start_as_identity()
 
     def parts() -> dict[str, torch.Tensor]:
-        """Queries, keys and values apart."""
+        """Separate queries, keys and values."""
         named = {name: each.detach().clone() for name, each in model.named_parameters()}
         whole = [name for name in named if "qkv" in name]
         return named | {f"{name} {i}": part for name in whole for i, part in enumerate(named[name].chunk(3))}
@@ -201,7 +201,7 @@ def test_a_network_that_starts_as_the_identity_learns_in_all_its_parts():
     first = parts()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
     tokens = torch.randint(50, (4, 9))
-    for _ in range(3):  # in the first step only what lies behind the zeros is moved
+    for _ in range(3):  # the first step moves only what lies behind the zeros
         logits = model.head(model(tokens[:, :-1], layout=Causal(8)))
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
         optimizer.step()
@@ -359,12 +359,12 @@ def test_the_last_layer_does_no_work_that_nothing_reads(keys_only: bool) -> None
     assert seen.get(last, 0) == (0 if keys_only else layout.noisy)
 
 
-# --- vectors in place of ids ---
+# --- vectors instead of ids ---
 
 
 @pytest.mark.parametrize("conditioning", CONDITIONINGS)
 def test_embedded_ids_are_the_ids(conditioning):
-    """Bit for bit, with and without a store, and where only some positions are read."""
+    """Bit for bit, with and without a store, and with only some positions read."""
     model = tiny_transformer(3, **CONDITIONINGS[conditioning])
     tokens, noise = random_tokens(3, 8), torch.rand(3, 8)
     for layout in (Bidirectional(8), BlockDiffusion(4, 2)):
@@ -400,7 +400,7 @@ def test_a_mixture_of_tokens_is_the_mean_of_their_vectors():
 
 
 def test_a_mixture_has_the_precision_of_an_embedding():
-    """Under autocast the embedding of ids, and with it every residual, stays in float32."""
+    """Under autocast the embedding of ids, and so every residual, stays in float32."""
     model, tokens = tiny_transformer(3, dtype=torch.float32), random_tokens(2, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         ids, mixed = model.embed(tokens), model.embed(torch.full((2, 4, 4), 0.25))

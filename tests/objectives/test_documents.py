@@ -416,9 +416,11 @@ def test_what_cannot_be_right_is_refused():
         ScoreEntropy(process=absorbing(NETWORK), mask_id=MASK, block_size=8),
         SimplexDiffusionLoss(block_size=8, mask_id=MASK),
     ):
-        with pytest.raises(ValueError, match=r"documents must begin at multiples of 8, .* token 12 of row 0"):
+        with pytest.raises(
+            ValueError, match=r"documents must begin at multiples of .* 8, .* token 12 of row 0"
+        ):
             objective.loss(NETWORK, batch, objective.seeded_draws(batch, 0))
-    with pytest.raises(ValueError, match=r"documents must begin at multiples of 3, .* token 8 of row 0"):
+    with pytest.raises(ValueError, match=r"documents must begin at multiples of .* 3, .* token 8 of row 0"):
         Drafting(mask_id=mask_of(DRAFTER), masks=3).loss(DRAFTER, conversations(DRAFTER))
     uniform = D3PM(process=Uniform(NETWORK.vocab_size), mask_id=MASK, steps=3, block_size=4)
     with pytest.raises(ValueError, match="absent tokens need the absorbing process, or must be whole blocks"):

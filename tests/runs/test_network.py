@@ -270,7 +270,7 @@ def test_additions_to_a_checkpoint_start_as_none(data: Path, tmp_path: Path) -> 
         (
             PlainConfig(vocab_size=TOKENS - 1, context=16, width=4),
             {},
-            f"a network of kind plain_stranger has no vector for a mask beside its {TOKENS - 1} tokens",
+            f"a network of kind plain_stranger has no vector for a mask besides its {TOKENS - 1} tokens",
         ),
         (
             TransformerConfig(vocab_size=TOKENS, context=16, adaln=True, time_conditioning=True, **SHAPE),

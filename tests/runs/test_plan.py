@@ -339,7 +339,7 @@ def test_weights_that_are_missing_are_not_replaced_by_random_ones(data, tmp_path
     run = build(data, tmp_path, {"network": {"tied": True}})
     named = run.trainer.ema.tensors()
     monkeypatch.setattr(run.trainer.ema, "tensors", lambda: dict(list(named.items())[:-1]))
-    with pytest.raises(ValueError, match=r"what is to be saved in .*; missing: "):
+    with pytest.raises(ValueError, match=r"the model to save in .*; missing: "):
         run.export()
 
 

@@ -121,7 +121,7 @@ def assert_rows_must_lie_side_by_side() -> None:
     from bd3lm.models.kernels import drawing as kernel
 
     number = torch.zeros(10, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"logits of a row must lie side by side, got strides \(1, 10\)"):
+    with pytest.raises(ValueError, match=r"logits of a row must be contiguous, got strides \(1, 10\)"):
         kernel.draw(
             *(torch.zeros(5, 10).T, number, number, number),
             mask_id=4,

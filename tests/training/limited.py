@@ -1,4 +1,4 @@
-"""A process that may take so much memory and no more, and what it does with it."""
+"""Run work in a process with a limit on its memory."""
 
 import io
 import resource

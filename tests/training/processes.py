@@ -24,7 +24,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 def run_processes(
     function: str, *arguments: Any, world: int, timeout: float = 90.0, may_die: Collection[int] = ()
 ) -> list[Any]:
-    """The results by rank; None for a rank in `may_die`. Leaves nothing running."""
+    """The results by rank; None for a rank in `may_die`. Leaves no process running."""
     port = free_port()
     with tempfile.TemporaryDirectory() as scratch:
         outputs = [Path(scratch) / f"{rank}" for rank in range(world)]
@@ -68,7 +68,7 @@ def _start(
 def _wait(
     ranks: "list[subprocess.Popen[bytes]]", outputs: list[Path], until: float, may_die: Collection[int]
 ) -> None:
-    """Until all are done; the first failure ends the wait, since the others may hang on it."""
+    """Wait until all are done. The first failure ends the wait, since the others may hang on it."""
     while True:
         for rank, process in enumerate(ranks):
             if process.poll() not in (None, 0) and rank not in may_die:

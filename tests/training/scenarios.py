@@ -1,4 +1,4 @@
-"""What the processes of the distributed tests do; each function runs on every rank and returns JSON."""
+"""The work of the processes in the distributed tests. Each function runs on every rank and returns JSON."""
 
 import errno
 import hashlib
@@ -34,7 +34,7 @@ SETTINGS = OptimizerSettings(lr=0.01, warmup_steps=0, weight_decay=0.1, clip_nor
 
 
 class Step(nn.Module):
-    """Everything that touches a parameter, the output head included, inside one forward pass."""
+    """Everything that uses a parameter, including the output head, inside one forward pass."""
 
     def __init__(self, network: Transformer, objective: Objective) -> None:
         super().__init__()
@@ -58,9 +58,9 @@ class Run:
         shape |= FAMILIES[family]
         size = VOCABULARY - bool(shape.get("mask_vector"))  # the mask has the same id
         self.network = Transformer(TransformerConfig(vocab_size=size, dropout=0.0, **shape))
-        self.network.attention_backend = "dense"  # compiled attention takes no heads as small as these
+        self.network.attention_backend = "dense"  # compiled attention does not support heads this small
         with torch.no_grad():
-            for parameter in self.network.parameters():  # the usual initialisation has tiny gradients
+            for parameter in self.network.parameters():  # the usual initialization has tiny gradients
                 parameter.normal_(std=0.5)
         self.objective = BlockDiffusionLoss(reading=BlockReading(block_size=4, mask_id=VOCABULARY - 1))
         step = Step(self.network, self.objective)
@@ -80,7 +80,7 @@ class Run:
         return nats
 
     def backward(self, step: int, micro_batches: int = 1) -> Tensor:
-        """Gradients of the whole batch's nats / NOMINAL; returns those nats."""
+        """Backpropagate the whole batch's nats / NOMINAL and return those nats."""
         each = ROWS // self.engine.world // micro_batches
         first = self.engine.rank * each * micro_batches
         total = torch.zeros((), device=self.engine.device)
@@ -97,7 +97,7 @@ class Run:
         return self.engine.all_reduce_sum(total)
 
     def exchanged(self) -> bool:
-        """Whether the ranks have seen each other's gradients."""
+        """Whether the ranks have exchanged gradients."""
         gradient = next(iter(self.named.values())).grad
         if gradient is None:  # FSDP2 keeps them elsewhere until then
             return False
@@ -137,7 +137,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def fingerprint(groups: Mapping[str, Mapping[str, Tensor]]) -> str:
-    """A digest of every bit, the same however the tensors are sharded."""
+    """A digest of every bit, however the tensors are sharded."""
     digest = hashlib.sha256()
     for group, tensors in sorted(groups.items()):
         for name, tensor in sorted(tensors.items()):
@@ -171,7 +171,7 @@ def gradients_of(run: Run) -> dict[str, Tensor | None]:
 
 
 def equal_to_one_process() -> dict[str, Any]:
-    """How far two ranks are from one process on the same global batch, by parallelism."""
+    """How far two ranks are from one process on the same global batch, for each kind of parallelism."""
     with Engine.from_environment(parallel="fsdp", device="cpu") as engine:
         return {
             "ddp": _against_one_process(replace(engine, parallel="ddp")),
@@ -200,7 +200,7 @@ def _against_one_process(engine: Engine, **shape: Any) -> dict[str, Any]:
     result["norms"] = max(apart(run.train(step, micro_batches=2), alone.train(step)) for step in range(3))
     result["parameters"] = difference(run.named, dict(alone.named))
     result["ema"] = difference(run.ema.tensors(), dict(alone.ema.tensors()))
-    # Raw, averaged, raw: each pass must see the weights of its own moment.
+    # Raw, averaged, raw: each pass must use the current weights.
     before = fingerprint({"model": run.named})
     raw = run.evaluate(9)
     result["raw"] = apart(raw, alone.evaluate(9))
@@ -226,7 +226,7 @@ def _bfloat16(engine: Engine) -> dict[str, Any]:
 
 
 def talk() -> dict[str, Any]:
-    """Everything the ranks say to each other besides gradients."""
+    """Everything that ranks exchange besides gradients."""
     with Engine.from_environment(parallel="ddp", device="cpu") as engine:
         rank, world = engine.rank, engine.world
         total = engine.all_reduce_sum(torch.tensor([1.0, float(rank)], dtype=torch.float64))
@@ -245,7 +245,7 @@ def talk() -> dict[str, Any]:
 
 
 def whole_on_main() -> dict[str, Any]:
-    """The main process asks for tensors by name, in its own order; then it fails with one of them in hand."""
+    """The main process requests tensors by name, in its own order, and then fails while it holds one."""
     with Engine.from_environment(parallel="fsdp", device="cpu") as engine:
         run = Run(engine)
         sums: dict[str, float] = {}
@@ -281,7 +281,7 @@ def train_and_save(folder: str) -> dict[str, Any]:
 
 
 def convert(sharded: str, single: str, again: str, replicated: str) -> dict[str, Any]:
-    """Load what four ranks and what one process wrote, with two; write it sharded and replicated."""
+    """Load with two ranks what four ranks and one process wrote; write it sharded and replicated."""
     with Engine.from_environment(parallel="fsdp", device="cpu") as engine:
         fsdp, ddp = Run(engine), Run(replace(engine, parallel="ddp"))
         seen = {}
@@ -295,7 +295,7 @@ def convert(sharded: str, single: str, again: str, replicated: str) -> dict[str,
         seen["ddp from two"] = fingerprint(ddp.groups())
         CheckpointStore(replicated).save(2, ddp.groups(), state or {}, engine=ddp.engine)
         fsdp.train(2)
-        ddp.train(2)  # the restored optimizers go on, and alike
+        ddp.train(2)  # the restored optimizers continue, and agree
         return {
             "state": state,
             "fingerprints": seen,
@@ -340,7 +340,7 @@ def lose_a_rank(folder: str) -> dict[str, Any]:
     try:
         with dying(at=1, action="fsync") if engine.rank == 1 else nullcontext():
             store.save(2, run.groups(), {"n": 2}, engine=engine)
-    except RuntimeError as problem:  # what torch.distributed raises
+    except RuntimeError as problem:  # torch.distributed raises this
         error = type(problem).__name__
     engine.close()
     alone = Run(Engine())
@@ -354,7 +354,7 @@ def lose_a_rank(folder: str) -> dict[str, Any]:
 
 
 def killed_everywhere(base: str) -> list[list[dict[str, Any]]]:
-    """What killed saves leave, of step 3 and of step 2 again, in a folder with checkpoints of 1 and 2."""
+    """The remains of killed saves of step 3, and of step 2 again, in a folder with checkpoints of 1 and 2."""
     return [_killed_everywhere(base, 3), _killed_everywhere(base, 2)]
 
 
@@ -394,7 +394,7 @@ def _save_numbers(folder: Path, step: int) -> None:
 
 
 class dying:
-    """The process kills itself at the `at`-th thing it does to the disk, counting before and after each."""
+    """The process kills itself at its `at`-th disk operation, counting before and after each."""
 
     def __init__(self, at: int, action: str | None = None) -> None:
         self.left = at
@@ -435,7 +435,7 @@ class dying:
 
 
 def full_disk() -> AbstractContextManager[Any]:
-    """Files take their first bytes and then no more."""
+    """Files accept their first bytes and then no more."""
     write = tensor_files._write
 
     def fail(path: Path, chunks: Any) -> Any:

@@ -1,4 +1,4 @@
-"""SEDD, D3PM and SSD-LM learn: at the demo's size, from random weights, past the frequencies of tokens."""
+"""SEDD, D3PM and SSD-LM learn: at demo size, from random weights, they beat token frequencies."""
 
 import math
 from pathlib import Path
@@ -15,7 +15,7 @@ from bd3lm.runs.recipe import recipe_from_dict
 
 pytestmark = pytest.mark.slow
 
-DRAWS = 16  # one draw of a whole text's noise level says little: its standard deviation is about 0.2 nats
+DRAWS = 16  # a single draw of the noise level says little: its standard deviation is about 0.2 nats
 
 # One layer of 64 gets past the frequencies in as many steps as the presets' networks, each a third as long.
 SMALLER = {"data": {"validation_sequences": 64}, "network": {"layers": 1, "hidden": 64}}
@@ -35,7 +35,8 @@ def run_of(name: str, out: Path) -> Run:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_baseline_learns_more_than_the_frequencies_of_tokens(name: str, tmp_path: Path) -> None:
-    """By its bound; SSD-LM, which has none, by its cross-entropy on pure noise: there is nothing to copy."""
+    """Measured by its bound. SSD-LM has none, so by its cross-entropy on pure noise, which leaves nothing to
+    copy."""
     run = run_of(name, tmp_path)
     run.trainer.run()
     network = load(run.export(), device="cpu").network

@@ -1,4 +1,4 @@
-"""Who watches a run: what is written down, what is shown, and to whom."""
+"""Callbacks of a run: what they write, what they show, and to whom."""
 
 import io
 from dataclasses import replace
@@ -15,7 +15,7 @@ from tests.training.tiny import AR, COUNTS, HELD_OUT, Crash, crash_at, network, 
 
 
 class OfOnesOwn(Objective):
-    """Of no class that anybody knows: a likelihood for which nothing is drawn."""
+    """A class unknown to the library: a likelihood that draws nothing at random."""
 
     is_bound, is_random = True, False
 
@@ -27,7 +27,7 @@ class OfOnesOwn(Objective):
 
 
 def at(step: int, *, main: bool = True) -> SimpleNamespace:
-    """As much of a trainer as a log looks at."""
+    """The parts of a trainer that a log reads."""
     engine = SimpleNamespace(is_main=main, device=SimpleNamespace(type="cpu"), world=1)
     settings = SimpleNamespace(steps=100)
     network = SimpleNamespace(uses_noise=False)
@@ -54,12 +54,12 @@ def shown(console: Console) -> str:
 # --- metrics.csv ---
 
 
-def test_a_row_an_entry_and_a_column_a_figure(tmp_path):
+def test_one_row_per_entry_and_one_column_per_figure(tmp_path):
     log = CsvLog(tmp_path / "metrics.csv")
     log.on_start(at(0))
     log.on_log(at(1), {"train_nats": 2.5, "learning_rate": 1e-4})
     log.on_log(at(2), {"train_nats": 1 / 3, "learning_rate": 2e-4})
-    log.on_log(at(3), {"train_nats": 2.0, "learning_rate": 2e-4, "valid_nats": 1.5})  # a column more
+    log.on_log(at(3), {"train_nats": 2.0, "learning_rate": 2e-4, "valid_nats": 1.5})  # one more column
     log.on_log(at(4), {"train_nats": 1.0, "learning_rate": 2e-4})
     assert (tmp_path / "metrics.csv").read_text().splitlines() == [
         "step,tokens,train_nats,learning_rate,valid_nats",
@@ -98,7 +98,7 @@ def test_a_resumed_run_drops_the_rows_after_its_checkpoint(tmp_path):
 
 
 def test_rows_cut_short_by_a_full_disk_are_dropped(tmp_path):
-    """Whatever byte the file ends at, a resumed run keeps whole rows and does not stumble."""
+    """Whatever byte the file ends at, a resumed run keeps whole rows and does not fail."""
     path = tmp_path / "metrics.csv"
     log = CsvLog(path)
     log.on_start(at(0))
@@ -146,7 +146,7 @@ def test_on_a_terminal_there_is_a_bar_that_goes_away():
     bar.on_end(at(40))
     assert "40/100" in shown(console)
     assert "loss 1.250, 1,234 tok/s" in shown(console)
-    bar.on_end(at(40))  # also when a run failed before
+    bar.on_end(at(40))  # also called if a run failed before
 
 
 # --- one line for people ---
@@ -175,9 +175,9 @@ def test_a_line_has_what_was_measured():
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_flop_utilisation(tied, tmp_path, monkeypatch):
-    """The head is a product for every token, also where its weights are the embedding's."""
+    """The head is a product for every token, even if it shares the embedding's weights."""
     trainer = tiny_trainer(tmp_path, COUNTS, model=network(tied=tied))
-    assert model_flop_utilisation(trainer, 1e6) is None  # nobody knows a CPU's data sheet
+    assert model_flop_utilisation(trainer, 1e6) is None  # a CPU has no data sheet here
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA H200")
     gpu = SimpleNamespace(
         engine=SimpleNamespace(device=SimpleNamespace(type="cuda"), world=2), network=trainer.network
@@ -191,7 +191,7 @@ def test_flop_utilisation(tied, tmp_path, monkeypatch):
 
 
 def test_a_step_whose_validation_is_due_is_logged_once(tmp_path):
-    """Killed between the row of a validation and the checkpoint that knows of it, a run validates again."""
+    """A run killed between the row of a validation and the checkpoint that records it validates again."""
     first = CsvLog(tmp_path / "metrics.csv")
     first.on_start(at(0))
     for step in (1, 2):

@@ -30,7 +30,7 @@ def save(store: CheckpointStore, *steps: int, **scores: float) -> None:
 
 
 def loaded(store: CheckpointStore, **options: Any) -> tuple[Any, float]:
-    """The state and the value of the tensors, which `numbers` made all alike."""
+    """The state, and the value that `numbers` gave to all tensors."""
     target = numbers(-1.0)
     state = store.load_into(target, engine=ONE, **options)
     values = {value for tensor in target["model"].values() for value in tensor.flatten().tolist()}
@@ -109,7 +109,7 @@ def test_one_group_can_be_read_alone_and_into_other_tensors(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"w": torch.zeros(3, 2)}, "model/b is not asked for"),
+        ({"w": torch.zeros(3, 2)}, "model/b is stored but not expected"),
         ({"w": torch.zeros(3, 2), "b": torch.zeros(()), "c": torch.zeros(1)}, "model/c is not stored"),
         ({"w": torch.zeros(2, 3), "b": torch.zeros(())}, r"model/w is F32 \[3, 2\] instead of F32 \[2, 3\]"),
         ({"w": torch.zeros(3, 2).half(), "b": torch.zeros(())}, r"F32 \[3, 2\] instead of F16 \[3, 2\]"),
@@ -154,7 +154,7 @@ def test_a_folder_without_checkpoints(tmp_path: Path) -> None:
     assert CheckpointStore(tmp_path / "not" / "there").latest() == 1
 
 
-# --- Which are kept ------------------------------------------------------------------------------------
+# --- Which checkpoints are kept -------------------------------------------------------------------------
 
 
 def test_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_several_or_none_of_the_best_can_be_kept(tmp_path: Path) -> None:
 
 
 def test_later_steps_are_left_alone_and_take_no_place(tmp_path: Path) -> None:
-    """A run that went back behind a damaged checkpoint keeps its own last ones."""
+    """A run that went back before a damaged checkpoint keeps its own last ones."""
     store = CheckpointStore(tmp_path, keep_last=2, keep_best=0)
     save(store, 10, 20, 12, 14, 16)
     assert store.steps() == [14, 16, 20]
@@ -231,14 +231,14 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_checkpoint_is_skipped_and_that_is_said(kind: str, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(kind: str, tmp_path: Path) -> None:
     damage, reason = DAMAGE[kind]
     store = CheckpointStore(tmp_path)
     save(store, 1, 2)
     damage(tmp_path / "step-00000002")
     with pytest.warns(UserWarning, match=f"skipping the damaged checkpoint .*step-00000002: .*{reason}"):
         assert loaded(store) == ({"n": 1}, 1.0)
-    save(store, 2)  # the run comes there again
+    save(store, 2)  # the run gets there again
     assert loaded(store) == ({"n": 2}, 2.0)
 
 
@@ -253,7 +253,7 @@ def test_only_damaged_checkpoints_are_an_error(required: bool, tmp_path: Path) -
         loaded(store, required=required)
 
 
-def test_a_newer_format_is_no_damage(tmp_path: Path) -> None:
+def test_a_newer_format_is_not_reported_as_damage(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     save(store, 1)
     with mock.patch.object(tensor_files, "FORMAT", 2):
@@ -360,7 +360,7 @@ def test_a_save_killed_at_any_moment_leaves_complete_checkpoints(tmp_path: Path)
             values = {int(found): value for found, value in outcome["values"].items()}
             assert all(numbers == [float(found)] * 4 for found, (_, numbers) in values.items())
             newest.append((max(values), values[max(values)][0]["run"]))
-            # The next save sweeps up, and keeps its own and the best, which is `step` if that was completed.
+            # The next save cleans up, and keeps its own and the best, which is `step` if that was completed.
             kept = [step, step + 1] if newest[-1] == (step, 2) else [step + 1]
             assert outcome["after"] == [f"step-{number:08d}" for number in kept]
         before = newest.index((step, 2))
@@ -380,7 +380,7 @@ def test_an_optimizer_goes_on_bit_for_bit(tmp_path: Path) -> None:
         first.train(step)
     store.save(2, first.groups(), {"updates": first.ema.updates}, engine=ONE)
     second = Run(ONE)
-    second.train(9)  # whatever it was before is overwritten
+    second.train(9)  # overwritten, whatever it was before
     state = store.load_into(second.groups(), engine=ONE)
     assert state is not None
     second.ema.updates = state["updates"]
@@ -402,7 +402,7 @@ def test_a_fresh_optimizer_begins_with_its_own_zeros() -> None:
 
 def test_only_the_optimizers_own_parameters_have_a_state() -> None:
     optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(1))])
-    with pytest.raises(ValueError, match="parameters must be the optimizer's, and 'w' is not"):
+    with pytest.raises(ValueError, match="parameters must be the optimizer's own, but 'w' is not"):
         optimizer_groups(optimizer, {"w": nn.Parameter(torch.zeros(1))})
 
 
@@ -439,8 +439,8 @@ def test_any_number_of_processes_reads_what_any_other_wrote(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_processes_share_their_misfortunes(tmp_path: Path) -> None:
-    """A full disk or a damaged file that one rank meets is an error, or a step back, for all."""
+def test_an_error_on_one_process_is_an_error_for_all(tmp_path: Path) -> None:
+    """A full disk or a damaged file on one rank is an error, or a step back, for all ranks."""
     first, second = run_processes("tests.training.scenarios.misfortunes", str(tmp_path), world=2)
     for result in (first, second):
         assert result["errno"] == errno.ENOSPC

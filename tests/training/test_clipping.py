@@ -1,4 +1,4 @@
-"""The clip search: which ranges it tries, that it finds the best one, and that it always ends."""
+"""The clip search: the ranges it tries, that it finds the best one, and that it always ends."""
 
 from dataclasses import replace
 
@@ -45,9 +45,9 @@ def test_the_papers_defaults():
     assert (search.every, search.batches, search.step, search.full_range) == (5000, 100, 0.05, True)
 
 
-def test_ranges_of_ones_own():
+def test_custom_ranges():
     assert ClipSearch(widths=(0.25,), step=0.5, full_range=False).ranges() == [(0.0, 0.25), (0.5, 0.75)]
-    assert ClipSearch(widths=(1.0,), step=0.5).ranges() == [(0.0, 1.0)]  # once
+    assert ClipSearch(widths=(1.0,), step=0.5).ranges() == [(0.0, 1.0)]  # only once
     assert ClipSearch(widths=()).ranges() == [(0.0, 1.0)]
     assert all(0.0 <= low < high <= 1.0 for low, high in ClipSearch(widths=(0.1, 1 / 3), step=0.03).ranges())
 
@@ -78,7 +78,7 @@ def test_the_least_variance_is_chosen():
     assert choice.variances[0.25, 0.85] == pytest.approx(2 * 0.02**2)
 
 
-def test_of_equal_ones_the_widest_then_the_first():
+def test_ties_go_to_the_widest_then_the_first_range():
     ranges = [(0.0, 0.5), (0.1, 0.8), (0.2, 0.9), (0.5, 1.0)]
     assert choose_range(ranges, lambda _: 1.0) == choose_range(ranges[::-1], lambda _: 1.0)
     choice = choose_range(ranges, lambda _: 1.0)
@@ -88,12 +88,8 @@ def test_of_equal_ones_the_widest_then_the_first():
 
 
 def test_a_constructed_loss_has_its_known_optimum():
-    """A network that knows that both tokens of a block are equal pays log 3 each if both are masked, else 0.
-
-    With X the number of nats a token under weight 1/r and rate r ~ U[β, ω]: X = log 3 · [both masked] / r, so
-    E X = log 3 · E r and E X² = log² 3 (both are masked with probability r²), and
-    Var X = log² 3 · (1 − (β + ω)²/4): least where the range lies highest.
-    """
+    """A network that knows that both tokens of a block are equal: it pays log 3 for each if both are masked,
+    else 0."""
     model = CopyNetwork()
     objective = BlockDiffusionLoss(reading=blocks_of(2), masking=ClippedTimes(low=0.0, high=1.0))
     pairs = torch.tensor(CLEAN).repeat_interleave(2).repeat(4000).view(-1, 2)
@@ -106,7 +102,7 @@ def test_a_constructed_loss_has_its_known_optimum():
     log_3 = torch.tensor(3.0).log().item()
     for (low, high), found in choice.variances.items():
         if low == 0.0:
-            continue  # 1/r is unbounded there, and so is the fourth moment: the sample says little
+            continue  # 1/r and so the fourth moment is unbounded there: the sample says little
         assert found == pytest.approx(log_3**2 * (1 - (low + high) ** 2 / 4), rel=0.05)
 
 
@@ -152,7 +148,7 @@ def test_the_auxiliary_loss_is_left_out():
 
 
 def test_infeasible_intervals_end():
-    """No count of 4 tokens has a rate in [0.30, 0.45]: the reference would draw for ever."""
+    """No count of 4 tokens has a rate in [0.30, 0.45]: the reference would draw forever."""
     batch = TokenBatch.of(every_text(CLEAN, 4), score_first=True)
     objective = clipped(0.0, 1.0, redraw=True)
     ranges = ClipSearch(widths=(0.15, 0.2), step=0.05, full_range=False).ranges()

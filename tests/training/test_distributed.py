@@ -1,4 +1,4 @@
-"""The engine: two processes over gloo against one, on the same global batch."""
+"""The engine: two processes over gloo against one process, on the same global batch."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ TOLERANCE = 2e-6  # relative to the largest value of a tensor: sums are taken in
 
 @pytest.mark.slow
 def test_two_processes_do_what_one_does() -> None:
-    """Gradients are sums over ranks, however accumulated; norms, steps and evaluations follow."""
+    """Gradients are sums over ranks, with or without accumulation; norms, steps and evaluations agree."""
     results = run_processes("tests.training.scenarios.equal_to_one_process", world=2)
     for by_case in results:
         low = by_case.pop("bf16")
@@ -24,7 +24,7 @@ def test_two_processes_do_what_one_does() -> None:
             for what in ("nats", "gradients", "norm"):
                 for micro_batches in (1, 2, 4):
                     assert result[f"{what}{micro_batches}"] < TOLERANCE, (case, what, micro_batches)
-            # AdamW divides by the size of a gradient, so that small ones show their rounding errors.
+            # AdamW divides by the size of a gradient, so rounding errors of small gradients show.
             for what in ("norms", "parameters", "ema", "raw", "averaged", "raw again"):
                 assert result[what] < 1e-5, (case, what)
             assert result["swap"] > 1e-4, case
@@ -38,7 +38,7 @@ def test_two_processes_do_what_one_does() -> None:
 
 
 @pytest.mark.slow
-def test_processes_talk() -> None:
+def test_processes_exchange_texts_and_flags() -> None:
     for rank, result in enumerate(run_processes("tests.training.scenarios.talk", world=2)):
         assert result == {
             "rank": rank,
@@ -70,11 +70,11 @@ def test_the_main_process_works_with_whole_tensors_and_its_failure_is_told_to_al
     assert main["sums"]
     assert other["sums"] == {}
     assert main["said"] == "[Errno 28] No space left on device"
-    assert other["said"] == "[Errno 5] the main process could not go on: No space left on device"
+    assert other["said"] == "[Errno 5] the main process could not continue: No space left on device"
     assert main["after"] == other["after"] == ["there", "there"]
 
 
-def test_one_process_talks_to_itself() -> None:
+def test_one_process_needs_no_exchange() -> None:
     engine = Engine()
     assert (engine.rank, engine.world, engine.is_main, engine.gradient_scale) == (0, 1, True, 1.0)
     assert engine.device == torch.device("cpu")
@@ -137,5 +137,7 @@ def test_every_process_of_a_machine_needs_its_own_gpu(monkeypatch: pytest.Monkey
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for asked in ("cuda", "cuda:1"):
-        with pytest.raises(ValueError, match=f"device must be cpu where there is no GPU .*, got '{asked}'"):
+        with pytest.raises(
+            ValueError, match=f"device must be cpu, because torch finds no GPU .*, got '{asked}'"
+        ):
             Engine.from_environment(device=asked)

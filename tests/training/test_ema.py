@@ -98,7 +98,7 @@ def test_without_decay_the_averages_are_the_parameters_and_take_no_memory() -> N
     assert not ema.tensors()["w"].requires_grad
 
 
-def test_a_state_that_is_put_back_goes_on_as_before() -> None:
+def test_a_restored_state_continues_as_before() -> None:
     def after(ema: EMA, weight: nn.Parameter) -> Tensor:
         fill(weight, 4.0, 5.0)
         ema.update()
@@ -114,6 +114,6 @@ def test_a_state_that_is_put_back_goes_on_as_before() -> None:
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0])
-def test_decay_must_leave_room_for_something_new(decay: float) -> None:
+def test_decay_must_be_below_one(decay: float) -> None:
     with pytest.raises(ValueError, match=r"decay must lie in \[0, 1\)"):
         EMA({}, decay=decay)

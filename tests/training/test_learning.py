@@ -1,4 +1,4 @@
-"""What trained models show: one token a block is autoregression, and which masks make the least noise."""
+"""What trained models show: one-token blocks are autoregression, and which masks give the least noise."""
 
 import math
 from pathlib import Path
@@ -45,7 +45,7 @@ HELD_OUT = texts(256, 999)
 
 
 class Stream:
-    """The same texts in the same order for every method of a seed."""
+    """The same texts in the same order for every method with the same seed."""
 
     context = LENGTH
 
@@ -100,7 +100,7 @@ def test_blocks_of_one_by_counts_reach_what_autoregression_reaches(tmp_path):
 
 
 def entropy() -> float:
-    """What the language itself would pay for the held-out texts, per scored token."""
+    """The language's own entropy of the held-out texts, per scored token."""
     p = NEXT[HELD_OUT[:, :-2], HELD_OUT[:, 1:-1]].gather(-1, HELD_OUT[:, 2:, None])
     return (len(HELD_OUT) * math.log(LETTERS) - p.log().sum().item()) / (len(HELD_OUT) * (LENGTH - 1))
 

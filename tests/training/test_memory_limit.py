@@ -1,4 +1,5 @@
-"""A model that is larger than what a process may have is loaded and trained by several, and not by one."""
+"""A model that exceeds one process's memory can be loaded and trained by several processes, but not by
+one."""
 
 from functools import partial
 from pathlib import Path
@@ -19,13 +20,13 @@ from tests.training.processes import run_processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 WORLD = 4
-LIMIT = 420  # MiB beside the libraries'; a process holds a quarter of the weights, and a few layers whole
+LIMIT = 420  # MiB besides the libraries'; a process holds a quarter of the weights, and a few whole layers
 LAYERS = 64
 
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory) -> tuple[Path, float]:
-    """A drafter's, which trains little beside many frozen weights; and how many MiB these are in float32."""
+    """A drafter's config, which trains little on many frozen weights, and its size in MiB in float32."""
     folder = tmp_path_factory.mktemp("large")
     tokenizer = TokenShards(prepared(folder / "data")).tokenizer
     network = TransformerConfig(
@@ -57,7 +58,7 @@ def recipe(tmp_path_factory) -> tuple[Path, float]:
 
 @pytest.fixture(autouse=True)
 def freed_at_once(monkeypatch):
-    """glibc keeps pieces of this size in a heap, between which lies what stays, and so gives none back."""
+    """glibc keeps pieces of this size in a heap, between others that stay, and so returns no memory."""
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "100000")
 
 
@@ -79,7 +80,7 @@ def test_four_processes_train_what_none_could_hold(recipe, tmp_path):
     assert interop.config_of(tmp_path / "run").base is not None
 
 
-def test_one_process_says_in_a_line_that_it_cannot(recipe, tmp_path):
+def test_one_process_fails_with_a_one_line_error(recipe, tmp_path):
     path, _ = recipe
     (found,) = train(path, tmp_path / "run", 1)
     assert found["status"] == 1

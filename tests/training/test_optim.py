@@ -113,7 +113,7 @@ def gradients(*values: list[float]) -> list[nn.Parameter]:
 
 
 class Recorder(torch.optim.SGD):
-    """Subtracts the gradient it is given, so that the parameters show it."""
+    """Subtracts the gradient it is given, so the parameters show it."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         super().__init__(parameters, lr=1.0)
@@ -161,7 +161,7 @@ def test_the_norm_tells_of_a_gradient_that_is_not_finite() -> None:
 def test_a_fused_optimizer_scales_inside_its_kernel_and_updates_alike(
     clip_norm: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU; CPUs have the kernel too. Weight decay does not see the factor, moments do."""
+    """As on a GPU; CPUs have the kernel too. Weight decay ignores the factor, moments include it."""
     passes = []
     multiply = torch._foreach_mul_
     monkeypatch.setattr(torch, "_foreach_mul_", lambda *given: passes.append(given) or multiply(*given))
@@ -183,6 +183,6 @@ def test_a_fused_optimizer_scales_inside_its_kernel_and_updates_alike(
             assert all(parameter.grad is None for parameter in parameters)
             assert not hasattr(optimizer, "grad_scale")
         trained[fused] = [*norms, *parameters, *(optimizer.state[each]["exp_avg"] for each in parameters)]
-    assert len(passes) == 3  # of the plain one
+    assert len(passes) == 3  # the plain one makes three passes
     torch.testing.assert_close(trained[True], trained[False], rtol=1e-5, atol=1e-6)
     assert (trained[True][3] - start[0]).abs().max() > 0.1

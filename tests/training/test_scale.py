@@ -45,7 +45,7 @@ CASES = {
     "uniform D3PM": D3PM(process=Uniform(VOCABULARY), mask_id=MASK, steps=9, auxiliary=0.1),
     "SSD-LM": SimplexDiffusionLoss(block_size=5, mask_id=MASK),  # the last block is cut
     "Llama": NEXT_TOKEN,
-    "Qwen3": AR,  # which never reads the mask, so that its vector learns nothing
+    "Qwen3": AR,  # it never reads the mask, whose vector learns nothing
 }
 # What cuts the parameters knows no method: under it those alone that share statistics too, and a loss of
 # each kind; and of networks a family each.
@@ -57,7 +57,7 @@ FIGURES = ("train_nats", "gradient_norm", "valid_nats", "clip_low", "clip_high",
 
 
 def trainer_of(folder: Path, case: str, **options: Any) -> Trainer:
-    """One of the cases; those named after a family train a network of it."""
+    """One of the cases. Cases named after a family train a network of that family."""
     family = case if case in FAMILIES else "GPT"
     return tiny_trainer(folder, CASES[case], dropout=0.0, family=family, **options)
 
@@ -70,7 +70,7 @@ def train(folder: Path, engine: Engine, case: str, **options: Any) -> Trainer:
 
 
 def on_rank(parallel: str, folder: str) -> dict[str, Any]:
-    """What each of the processes does: every case, one run cut short for one process, and one stopped."""
+    """The work of each process: every case, one run cut short for one process, and one stopped."""
     results: dict[str, Any] = {}
     with Engine.from_environment(parallel=parallel, device="cpu") as engine:
         for case in PARALLEL[parallel]:
@@ -112,7 +112,7 @@ def together(request, tmp_path_factory) -> tuple[str, Path, list[dict[str, Any]]
 
 
 def tensors(folder: Path, tmp_path: Path, case: str) -> dict[str, torch.Tensor]:
-    """A run's last checkpoint as one process reads it, and writes it again."""
+    """A run's last checkpoint as a single process reads it and writes it again."""
     trainer = trainer_of(folder, case)
     assert trainer.resume()
     trainer.store.folder = tmp_path / "rewritten" / folder.name / "checkpoints"
@@ -131,7 +131,7 @@ def worst_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor
     indirect=["together"],
 )
 def test_two_processes_train_as_one(case, alone, together, tmp_path):
-    """Losses of every step, validation figures, and all that the last checkpoint holds."""
+    """Losses of every step, validation figures, and the contents of the last checkpoint."""
     _, folder, _ = together
     ours, theirs = rows(folder / case), rows(alone / case)
     assert [row["step"] for row in ours] == [row["step"] for row in theirs] == [str(i + 1) for i in range(10)]
@@ -151,7 +151,7 @@ def test_all_ranks_learn_the_same(alone, together):
     parallel, folder, (first, second) = together
     for case in PARALLEL[parallel]:
         assert first[case] == second[case], case
-    assert first["clip search"] == state(alone / "clip search")["objective"]  # a choice among few: exactly
+    assert first["clip search"] == state(alone / "clip search")["objective"]  # a choice among a few: exact
     assert first["clip search"] != {"low": 0.0, "high": 1.0}
     assert first["learned proposal"]["second_moments"] == pytest.approx(
         state(alone / "learned proposal")["objective"]["second_moments"], rel=1e-5
@@ -162,7 +162,7 @@ def test_all_ranks_learn_the_same(alone, together):
     assert counted[0] == counted[1]  # blocks seen since the last update, over both ranks
 
 
-def test_parameters_are_cut_under_fsdp_only(together):
+def test_parameters_are_sharded_under_fsdp_only(together):
     parallel, folder, results = together
     assert {result["sharded"] for result in results} == {parallel == "fsdp"}
     files = sorted(p.name for p in (folder / "next token/checkpoints/step-00000010").iterdir())
@@ -176,7 +176,7 @@ def test_a_signal_to_one_process_stops_both_after_the_same_step(together):
 
 
 def test_a_run_of_two_processes_goes_on_alone(alone, together, tmp_path):
-    """Stopped after 7 steps by two, finished by one: the checkpoint is the same kind of thing."""
+    """Stopped after 7 steps by two processes, finished by one: the checkpoint has the same form."""
     _, folder, _ = together
     copy = tmp_path / "short"
     copy.mkdir()
@@ -203,7 +203,7 @@ def back_on_two(parallel: str, folder: str) -> int:
 
 
 def test_a_run_of_one_process_goes_on_with_two(alone, tmp_path):
-    """Stopped after 5 steps, with statistics of the proposal in flight."""
+    """Stopped after 5 steps, with statistics of the proposal still pending."""
     tiny_trainer(tmp_path / "run", LEARNED, dropout=0.0, steps=5).run()
     found = run_processes("tests.training.test_scale.back_on_two", "fsdp", str(tmp_path / "run"), world=2)
     assert found == [5, 5]

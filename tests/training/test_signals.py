@@ -1,4 +1,4 @@
-"""A second signal stops a loop at once, wherever it finds it."""
+"""A second signal stops a loop at once, wherever the loop is."""
 
 import importlib
 import os
@@ -15,7 +15,7 @@ from bd3lm.training.signals import stop_requests
 
 @pytest.fixture(autouse=True)
 def _forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is raised here is not what stops a later test."""
+    """The exception raised here must not stop a later test."""
     monkeypatch.setattr("bd3lm.io.signals._raised", [])
 
 
@@ -25,7 +25,7 @@ def _forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_second_signal_waits_until_a_module_that_may_abort_is_imported(
     number: signal.Signals, kind: type[KeyboardInterrupt], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first step that is compiled imports triton, whose C++ aborts the process at an exception."""
+    """The first compiled step imports triton, and an exception in its C++ code aborts the process."""
     (tmp_path / "triton.py").write_text(
         f"import os, time\nos.kill(os.getpid(), {int(number)})\ntime.sleep(0.1)\nwhole = True\n"
     )

@@ -1,4 +1,4 @@
-"""TensorBoard and W&B as they are, offline: what was logged is read back from their own files."""
+"""TensorBoard and W&B themselves, offline: we read back what was logged from their own files."""
 
 import json
 import os
@@ -28,12 +28,12 @@ def wandb_log(folder: Path) -> WandbLog:
 
 
 def logged(folder: Path, name: str) -> list[tuple[int, float]]:
-    """A figure by step, as metrics.csv has it."""
+    """A figure by step, as in metrics.csv."""
     return [(int(row["step"]), float(row[name])) for row in rows(folder) if row[name]]
 
 
 class TellsTexts:
-    """A validator that hands two texts to a tracker."""
+    """A validator that gives two texts to a tracker."""
 
     def __init__(self, tracker: Tracker) -> None:
         self.tracker = tracker
@@ -66,11 +66,11 @@ def test_tensorboard_shows_what_metrics_csv_has(tmp_path):
 
 
 def test_tensorboard_of_a_resumed_run_has_every_step_once(tmp_path):
-    """Steps after the checkpoint are not shown twice, nor one whose validation was due."""
+    """Steps after the checkpoint are not shown twice, nor is a step with a pending validation."""
     with pytest.raises(Crash):
         tiny_trainer(tmp_path, COUNTS, TensorBoardLog(tmp_path / "tensorboard"), crash_at(7)).run()
     before = events(tmp_path / "tensorboard").Scalars("train_nats")
-    assert [each.step for each in before] == [1, 2, 3, 4, 5, 6, 7]  # a dead run leaves all that it logged
+    assert [each.step for each in before] == [1, 2, 3, 4, 5, 6, 7]  # a dead run leaves everything it logged
     again = tiny_trainer(tmp_path, COUNTS, TensorBoardLog(tmp_path / "tensorboard"))
     assert again.resume()
     again.run()
@@ -81,7 +81,7 @@ def test_tensorboard_of_a_resumed_run_has_every_step_once(tmp_path):
 
 def test_tensorboard_of_a_run_that_died_while_it_validated(tmp_path):
     first = tiny_trainer(tmp_path, COUNTS, TensorBoardLog(tmp_path / "tensorboard"), checkpoint_every=3)
-    first.callbacks.append(crash_at(3))  # after the row of the validation, before the checkpoint knows of it
+    first.callbacks.append(crash_at(3))  # after the row of the validation, before the checkpoint records it
     with pytest.raises(Crash):
         first.run()
     again = tiny_trainer(tmp_path, COUNTS, TensorBoardLog(tmp_path / "tensorboard"), checkpoint_every=3)
@@ -94,7 +94,7 @@ def test_tensorboard_of_a_run_that_died_while_it_validated(tmp_path):
 # --- W&B ---
 
 
-def test_wandb_keeps_what_metrics_csv_has_and_asks_nobody(tmp_path, offline):
+def test_wandb_keeps_what_metrics_csv_has_and_never_prompts(tmp_path, offline):
     with_texts(tmp_path, wandb_log(tmp_path)).run()
     [found] = left(tmp_path)
     assert found.config["recipe"] == "tiny"
@@ -144,7 +144,7 @@ from tests.training.tiny import COUNTS, Watcher, tiny_trainer
 folder = Path(sys.argv[1])
 def kill(trainer):
     if trainer.step == 7:
-        time.sleep(2.0)  # W&B writes what it has every 15 seconds, here every half
+        time.sleep(2.0)  # W&B writes its data every 15 seconds; here, every half second
         os.kill(os.getpid(), signal.SIGKILL)
 logs = [WandbLog(project="tests", name="tiny", folder=folder), TensorBoardLog(folder / "tensorboard")]
 tiny_trainer(folder, COUNTS, *logs, Watcher(kill)).run()
@@ -164,7 +164,7 @@ def test_a_killed_run_leaves_records_that_can_be_read(tmp_path, offline, monkeyp
     assert done.returncode == -9, done.stderr.decode()
     [found] = left(tmp_path)
     steps = [each["_step"] for each in found.history]
-    assert steps == list(range(1, len(steps) + 1))  # the last row is open until the next step's
+    assert steps == list(range(1, len(steps) + 1))  # the last row stays open until the next step's
     assert len(steps) >= 6
     assert [e.step for e in events(tmp_path / "tensorboard").Scalars("train_nats")] == [1, 2, 3, 4, 5, 6, 7]
     assert offline == []
@@ -181,7 +181,7 @@ def test_without_a_login_a_run_says_so_before_it_starts(tmp_path, offline, monke
     assert trainer.step == 0
 
 
-@pytest.mark.slow  # W&B tries for ten seconds
+@pytest.mark.slow  # W&B retries for ten seconds
 def test_a_server_that_is_not_there_leaves_the_run_for_later(tmp_path, offline, monkeypatch, capsys):
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
@@ -189,7 +189,7 @@ def test_a_server_that_is_not_there_leaves_the_run_for_later(tmp_path, offline, 
     tiny_trainer(tmp_path, COUNTS, wandb_log(tmp_path), steps=2, validate=False).run()
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("W&B")]
     assert len(said) == 1
-    assert said[0].startswith("W&B cannot be reached; this run is kept for `wandb sync`: ")
+    assert said[0].startswith("W&B cannot be reached; the run is stored locally for `wandb sync`: ")
     [found] = left(tmp_path)
     assert [each["_step"] for each in found.history] == [1, 2]
     assert len(rows(tmp_path)) == 2
@@ -200,7 +200,7 @@ def test_a_server_that_is_not_there_leaves_the_run_for_later(tmp_path, offline, 
 
 
 class Fails(Tracker):
-    """A tracker that fails where it is told to."""
+    """A tracker that fails in the given methods."""
 
     title = "Fake"
 
@@ -238,28 +238,28 @@ def said_by(tracker: Fails, folder: Path, capsys: Any) -> list[str]:
 def test_a_tracker_that_cannot_be_opened_is_off(tmp_path, capsys):
     tracker = Fails("open")
     [line] = said_by(tracker, tmp_path, capsys)
-    assert line.startswith("Fake is off until the run is resumed, and training goes on: OSError: ")
+    assert line.startswith("Fake is off until the run is resumed; training continues: OSError: ")
     assert "\x1b" not in line
     assert tracker.calls == ["open"]
 
 
-def test_a_tracker_that_fails_for_a_while_is_told_of_once_and_goes_on(tmp_path, capsys):
+def test_a_tracker_that_fails_for_a_while_is_reported_once_and_continues(tmp_path, capsys):
     tracker = Fails("metrics", steps=(4, 5, 8))
     lines = said_by(tracker, tmp_path, capsys)
     assert tracker.taken == [1, 2, 3, 6, 7, 9, 10]
     assert [line.partition(":")[0] for line in lines] == [
-        "Fake lacks this entry, and training goes on",
-        "Fake lacks this entry, and training goes on",
-        "Fake lacks 3 entries of this run; its folder has all",
+        "Fake lacks this entry; training continues",
+        "Fake lacks this entry; training continues",
+        "Fake lacks 3 entries of this run; the run folder has all",
     ]
 
 
 def test_a_tracker_that_fails_at_texts_and_at_its_end(tmp_path, capsys):
     lines = said_by(Fails("texts", "close"), tmp_path, capsys)
-    assert [line.partition(",")[0] for line in lines] == [
+    assert [line.partition(";")[0] for line in lines] == [
         *["Fake lacks this entry"] * 4,
         "Fake was not closed",
-        "Fake lacks 4 entries of this run; its folder has all",
+        "Fake lacks 4 entries of this run",
     ]
 
 
@@ -269,7 +269,7 @@ def test_an_error_of_training_is_not_hidden_by_a_tracker_that_fails_too(tmp_path
 
 
 def test_a_full_disk_under_tensorboard_stops_nothing(tmp_path, capsys):
-    """The writer's own thread dies of it, and says so at the next entry."""
+    """The failure kills the writer's own thread, which reports it at the next entry."""
     tracker = TensorBoardLog(tmp_path / "tensorboard")
 
     def break_it(trainer: Any) -> None:
@@ -280,8 +280,8 @@ def test_a_full_disk_under_tensorboard_stops_nothing(tmp_path, capsys):
     tiny_trainer(tmp_path, COUNTS, tracker, Watcher(break_it), steps=4, validate=False).run()
     assert len(rows(tmp_path)) == 4
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("TensorBoard lacks this entry, and training goes on: ")
-    assert lines[-1] == "TensorBoard lacks 2 entries of this run; its folder has all"
+    assert lines[0].startswith("TensorBoard lacks this entry; training continues: ")
+    assert lines[-1] == "TensorBoard lacks 2 entries of this run; the run folder has all"
 
 
 def test_trackers_that_are_not_installed_say_how_to_get_them(tmp_path, monkeypatch):

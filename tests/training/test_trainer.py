@@ -1,4 +1,4 @@
-"""The loop: what it computes, that it goes on as if it had not stopped, and how it ends when it must."""
+"""The loop: what it computes, that it resumes as if it had never stopped, and how it ends when it must."""
 
 import math
 import os
@@ -48,11 +48,8 @@ pytestmark = pytest.mark.sweep(3)
     ids=["ar", "next_token, Llama", "counts", "ar, Qwen3", "next_token"],
 )
 @pytest.mark.parametrize("micro_batch", [None, 1])
-def test_it_is_the_plain_loop_one_would_write(objective, family, micro_batch, tmp_path):
-    """Warm-up, clipping, weight decay on matrices, AdamW and the EMA, in double precision.
-
-    To 1e-7, since the factor on the gradients is float32; the EMA, which is float32 too, to 1e-6.
-    """
+def test_the_trainer_equals_a_plain_loop(objective, family, micro_batch, tmp_path):
+    """Warm-up, clipping, weight decay on matrices, AdamW and the EMA, in double precision."""
     plain = network(dropout=0.0, family=family).double()
     settings = OptimizerSettings(lr=0.02, warmup_steps=3, weight_decay=0.1, clip_norm=0.7)
     ours = tiny_trainer(
@@ -98,7 +95,7 @@ def test_it_is_the_plain_loop_one_would_write(objective, family, micro_batch, tm
 
 
 def test_two_steps_by_hand(tmp_path):
-    """One number is trained on the loss 3·w: AdamW moves it by the rate, whatever the gradient."""
+    """One number is trained on the loss 3·w: AdamW moves it by the learning rate, whatever the gradient."""
 
     @dataclass(frozen=True, kw_only=True)
     class Slope(Autoregressive):
@@ -135,7 +132,7 @@ def test_two_steps_by_hand(tmp_path):
     ("objective", "micros", "family"),
     [
         (AR, [2], "GPT"),
-        (replace(AR, random_batch=True), [1], "GPT"),  # of which parts have unequal weights
+        (replace(AR, random_batch=True), [1], "GPT"),  # its parts have unequal weights
         (COUNTS, [2, 1], "GPT"),
         (NEXT_TOKEN, [1], "Llama"),
         (NEXT_TOKEN, [1], "GPT"),
@@ -145,7 +142,8 @@ def test_two_steps_by_hand(tmp_path):
     ],
 )
 def test_accumulation_is_one_large_batch(objective, micros, family, tmp_path):
-    """Without dropout; sums in another order, so to 1e-5 of weights of order one after ten steps."""
+    """Without dropout. Sums are taken in another order, so to 1e-5 for weights of order one after ten
+    steps."""
     for micro in (ROWS, *micros):
         tiny_trainer(tmp_path / str(micro), objective, dropout=0.0, micro_batch=micro, family=family).run()
     for micro in micros:
@@ -157,7 +155,7 @@ def test_accumulation_is_one_large_batch(objective, micros, family, tmp_path):
 
 
 def test_the_loss_is_divided_by_the_tokens_of_the_global_batch(tmp_path):
-    """Micro-batches with unequal numbers of scored tokens: no mean of means."""
+    """Micro-batches with unequal numbers of scored tokens: not a mean of means."""
     objective = replace(AR, random_batch=True)
     trainer = tiny_trainer(tmp_path, objective, dropout=0.0, micro_batch=1, steps=1, validate=False)
     model = network(dropout=0.0)
@@ -184,7 +182,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory) -> dict[str, Path]:
-    """Each case trained in one go."""
+    """Each case trained without interruption."""
     folders = {}
     for name, objective in CASES.items():
         folders[name] = tmp_path_factory.mktemp("whole")
@@ -193,7 +191,7 @@ def uninterrupted(tmp_path_factory) -> dict[str, Path]:
 
 
 def assert_same(folder: Path, whole: Path) -> None:
-    """Bit for bit: weights, averages, moments, what was learned and counted, and the metrics."""
+    """Bit for bit: weights, averages, moments, learned and counted statistics, and metrics."""
     assert checkpoint(folder) == checkpoint(whole)
     assert rows(folder) == rows(whole)
 
@@ -220,7 +218,8 @@ def resumed(folder: Path, objective, **options) -> Trainer:
     ],
 )
 def test_a_crash_between_checkpoints(case, step, uninterrupted, tmp_path):
-    """Checkpoints are after 4 and 8; a proposal learns after 3, 6, 9, so there its moments are in flight."""
+    """Checkpoints are after 4 and 8. A proposal learns after 3, 6, 9, so its moments are pending at the
+    checkpoints."""
     with pytest.raises(Crash):
         tiny_trainer(tmp_path, CASES[case], crash_at(step)).run()
     trainer = resumed(tmp_path, CASES[case])
@@ -232,8 +231,8 @@ def test_a_crash_between_checkpoints(case, step, uninterrupted, tmp_path):
 @pytest.mark.parametrize(
     ("family", "objective"), [("Llama", NEXT_TOKEN), ("Llama", CLIPPED), ("Qwen3", AR), ("Qwen3", LEARNED)]
 )
-def test_networks_of_today_crash_and_are_stopped_and_come_to_the_same(family, objective, tmp_path):
-    """Both in one run, each time with other weights to begin with; a mask beside the vocabulary included."""
+def test_modern_networks_come_to_the_same_after_a_crash_and_a_stop(family, objective, tmp_path):
+    """Both in one run, each with different initial weights, including a mask outside the vocabulary."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     trained = tiny_trainer(whole, objective, family=family)
     trained.run()
@@ -262,7 +261,7 @@ def killed(folder: str, family: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["Llama", "Qwen3"])
-def test_networks_of_today_go_on_after_their_process_was_killed(family, tmp_path):
+def test_modern_networks_continue_after_their_process_was_killed(family, tmp_path):
     """In another process, from the checkpoint of step 4, to the same bits."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     run_processes("tests.training.test_trainer.killed", str(broken), family, world=1, may_die=[0])
@@ -275,7 +274,7 @@ def test_networks_of_today_go_on_after_their_process_was_killed(family, tmp_path
 
 
 def test_the_cases_that_learn_do_learn(uninterrupted):
-    """Otherwise the tests above would show less than they say."""
+    """Otherwise the tests above would prove less than they claim."""
     ranges = {
         (row["clip_low"], row["clip_high"]) for row in rows(uninterrupted["clip search"]) if row["clip_low"]
     }
@@ -312,7 +311,7 @@ def test_a_signal_saves_and_stops(case, number, step, uninterrupted, tmp_path):
 @pytest.mark.parametrize("case", ["counts", "clip search"])
 @pytest.mark.parametrize("step", [6, 10])
 def test_a_signal_at_a_step_that_validates(case, step, uninterrupted, tmp_path):
-    """Here the clip range would have been searched again, or the last figures taken."""
+    """The clip range would have been searched again here, or the last figures taken."""
     tiny_trainer(tmp_path, CASES[case], signal_at(step, signal.SIGTERM)).run()
     resumed(tmp_path, CASES[case]).run()
     assert (
@@ -345,15 +344,15 @@ def test_metrics_averaged_over_several_steps_survive_a_stop_in_between(stop, tmp
     assert [row for row in rows(stopped) if row["step"] in ("5", "10")] == whole
 
 
-def test_speed_is_of_all_tokens_read_and_of_the_steps_since_the_start(monkeypatch):
-    """The sums of an earlier process came in seconds that are not known; unscored tokens are read too."""
+def test_speed_counts_all_tokens_read_in_the_steps_since_the_start(monkeypatch):
+    """Sums of an earlier process took an unknown time; unscored tokens count as read."""
     now = iter(range(100))
     monkeypatch.setattr("bd3lm.training.log_window.time.perf_counter", lambda: float(next(now)))
     window = LogWindow()
     window.restore([600.0, 0.0, 300.0], torch.device("cpu"))
     window.restart()
     window.add(torch.tensor([100.0, 0.0, 50.0], dtype=torch.float64), torch.tensor(1.0), 0.1, tokens=80)
-    averages = window.averages()  # a second for the step, and one until here
+    averages = window.averages()  # one second for the step, and one until now
     assert averages["tokens_per_second"] == 80 / 2
     assert averages["train_nats"] == 700 / 350
 
@@ -369,7 +368,7 @@ def test_a_second_signal_stops_at_once(number, seconds, tmp_path, monkeypatch):
         now += seconds
         signal.raise_signal(number)
 
-    before = signal.getsignal(number)  # ignored, where a shell started the tests in the background
+    before = signal.getsignal(number)  # ignored, if a shell started the tests in the background
     trainer = tiny_trainer(tmp_path, COUNTS, Watcher(twice))
     with pytest.raises(KeyboardInterrupt):
         trainer.run()
@@ -377,8 +376,8 @@ def test_a_second_signal_stops_at_once(number, seconds, tmp_path, monkeypatch):
     assert signal.getsignal(number) is before
 
 
-def test_a_sigterm_that_is_passed_on_is_the_same_request(tmp_path):
-    """A scheduler signals torchrun and its processes, and torchrun then signals these once more."""
+def test_a_forwarded_sigterm_is_the_same_request(tmp_path):
+    """A scheduler signals torchrun and its processes, and torchrun then signals these again."""
 
     def twice(trainer: Trainer) -> None:
         signal.raise_signal(signal.SIGTERM)
@@ -402,7 +401,7 @@ def test_a_signal_is_answered_while_the_step_goes_on(tmp_path, monkeypatch, capf
     said: list[str] = []
     monkeypatch.setattr(trainer, "_draws", signalled)
     trainer.run()
-    assert said == ["finishing step 4, then saving; again to quit at once\n"]
+    assert said == ["finishing step 4, then saving; press Ctrl-C again to quit at once\n"]
     assert (trainer.step, trainer.store.latest()) == (4, 4)
 
 
@@ -425,7 +424,8 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(damage, uninterrupte
 
 
 class _Second(Engine):
-    """The second process of a run, as far as one alone can be; the first one's texts are its own."""
+    """The second process of a run, as far as one process can act it; it gets its own texts for the first
+    one's."""
 
     is_main = False
 
@@ -462,7 +462,7 @@ def test_a_longer_run_goes_on_from_a_finished_one(uninterrupted, tmp_path):
 
 
 class BadFromStep:
-    """Not a number, from some step on, in the loss or in its gradient alone."""
+    """NaN, from some step on, in the loss or only in its gradient."""
 
     def __init__(self, step: int, where: str) -> None:
         self.step, self.where = step, where
@@ -537,8 +537,10 @@ def test_a_watcher_that_fails_does_not_keep_the_others_from_ending(tmp_path):
 # --- what it refuses ---
 
 
-def test_batches_that_cannot_be_dealt_out_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"micro_batch must divide a process's share .* 4 sequences, got 3"):
+def test_batches_that_cannot_be_divided_are_refused(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"micro_batch must divide each process's share .* 4 sequences, got 3"
+    ):
         tiny_trainer(tmp_path, micro_batch=3)
     with pytest.raises(
         ValueError, match="global_batch must be a multiple of the number of processes 3, got 4"
@@ -563,7 +565,7 @@ def test_precision_and_compile_are_choices_of_three():
 
 
 class _FakeGpu(Engine):
-    """Says that it is a GPU, and leaves the network where it is."""
+    """Claims to be a GPU, and leaves the network where it is."""
 
     def wrap(self, module, **_):
         return module
@@ -619,8 +621,9 @@ def test_without_an_average_the_weights_themselves_are_validated_and_resumed(tmp
 # --- how often ---
 
 
-def test_what_happens_when(tmp_path):
-    """Logs, validations and checkpoints at their multiples and at the end; a validation makes a log entry."""
+def test_logs_validations_and_checkpoints_happen_on_schedule(tmp_path):
+    """Logs, validations and checkpoints happen at their multiples and at the end. A validation makes a log
+    entry."""
     tiny_trainer(tmp_path, COUNTS, steps=11, log_every=4, validate_every=3, checkpoint_every=5).run()
     found = rows(tmp_path)
     assert [int(row["step"]) for row in found] == [3, 4, 6, 8, 9, 11]
@@ -654,7 +657,7 @@ def test_validation_uses_the_averaged_weights_without_dropout_and_leaves_no_trac
     )
 
 
-def test_every_checkpoint_carries_what_it_is_of(uninterrupted):
+def test_every_checkpoint_carries_the_run_state(uninterrupted):
     assert state(uninterrupted["counts"], 8)["run"] == {"recipe": "tiny"}
     assert state(uninterrupted["counts"], 8)["step"] == 8
 
@@ -675,7 +678,7 @@ def numbers(row: dict[str, str]) -> dict[str, float]:
 
 
 def worst_difference(one: Path, other: Path) -> float:
-    """Over all tensors of the last checkpoints."""
+    """Compare all tensors of the last checkpoints."""
     from safetensors.torch import load
 
     ours, theirs = (load(checkpoint(folder)["tensors.safetensors"]) for folder in (one, other))

@@ -1,4 +1,4 @@
-"""torchrun over two nodes: the losses of one process, and what is left when one of the nodes dies."""
+"""torchrun over two nodes: the same losses as one process, and what remains when one of the nodes dies."""
 
 import re
 import subprocess
@@ -18,7 +18,7 @@ from tests.training.two_nodes import Node, torchrun, two_nodes, wait, why_not
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 STEPS, EVERY = 60, 5
-SECONDS = 120.0  # that a run of two nodes may take, most of which is importing torch
+SECONDS = 120.0  # limit for a run on two nodes, most of which is importing torch
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def same_losses(two: Path, one: Path) -> None:
 
 
 def said(log: Path, stream: str) -> str:
-    """What our process wrote, without torchrun around it."""
+    """The output of our process, without torchrun's."""
     (file,) = log.with_suffix("").rglob(f"{stream}.log")
     return file.read_text()
 
@@ -107,7 +107,7 @@ def test_a_node_that_dies_ends_the_other_with_a_line_and_the_run_goes_on(nodes, 
     (line,) = said(logs[0], "stderr").splitlines()
     assert re.fullmatch(
         r"bd3lm: another of the 2 processes has ended or cannot be reached \(noticed by process [01]\); the "
-        r"checkpoints are intact: start all again, with --resume",
+        r"checkpoints are intact: restart all processes with --resume",
         line,
     )
     assert not (out / "model").exists()
@@ -132,8 +132,8 @@ def test_a_process_that_is_missing_is_named(tmp_path, monkeypatch, capfd):
         assert main(words) == 1
         said = capfd.readouterr().err.splitlines()
         assert said == [
-            f"bd3lm: all 2 processes must come to 127.0.0.1:{port} within 1 s (--join-timeout), got none "
-            f"numbered {absent}"
+            f"bd3lm: all 2 processes must join at 127.0.0.1:{port} within 1 s (--join-timeout), missing "
+            f"processes: {absent}"
         ]
         assert not out.exists()
 

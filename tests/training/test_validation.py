@@ -1,4 +1,4 @@
-"""What is measured while training is what would be measured after it."""
+"""Validation during training measures the same as evaluation after it."""
 
 import math
 from types import SimpleNamespace
@@ -33,7 +33,7 @@ def test_every_batch_is_dealt_once_and_every_rank_makes_as_many_passes(world, li
                 assert torch.equal(batch.tokens, HELD_OUT.batches[index].tokens)
 
 
-def test_the_first_token_is_scored_when_asked():
+def test_the_first_token_is_scored_on_request():
     (_, given), (_, scored) = (
         next(iter(held_out(sentences(2, 0), score_first=first).share(rank(0, 1)))) for first in (False, True)
     )
@@ -44,7 +44,7 @@ def test_the_first_token_is_scored_when_asked():
 
 @pytest.mark.parametrize("judge", [AR, JUDGE])
 def test_the_likelihood_is_nats_over_tokens_with_the_averaged_weights(judge, tmp_path):
-    """Batches of 6, 6 and 5: no mean of means."""
+    """Batches of 6, 6 and 5: not a mean of means."""
     trainer = tiny_trainer(tmp_path, AR, steps=5, validate=False)
     trainer.validators.append(LikelihoodValidator(HELD_OUT, judge, seed=7))
     trainer.run()
@@ -69,8 +69,9 @@ def test_the_perplexity_of_a_training_that_diverged_is_infinite(nats, perplexity
     assert found == {"valid_nats": nats, "valid_perplexity": perplexity}
 
 
-def test_a_network_that_is_told_the_noise_has_no_perplexity_by_clipped_rates(tmp_path):
-    """For blocks of one token they bound the likelihood of networks that are not told it, and only theirs."""
+def test_a_network_with_noise_input_has_no_perplexity_by_clipped_rates(tmp_path):
+    """With one-token blocks they bound the likelihood only for networks that do not receive the noise
+    level."""
     judge = BlockDiffusionLoss(
         reading=BlockReading(block_size=1, mask_id=MASK), masking=ClippedTimes(low=0.3, high=0.8)
     )
@@ -84,7 +85,7 @@ def test_a_network_that_is_told_the_noise_has_no_perplexity_by_clipped_rates(tmp
 
 
 def test_the_masks_of_a_validation_do_not_depend_on_the_step(tmp_path):
-    """Figures of one run are over the same masks, so that they can be compared."""
+    """All figures of a run use the same masks, so they can be compared."""
     trainer = tiny_trainer(tmp_path, COUNTS)
     trainer.network.eval()
     validator = LikelihoodValidator(HELD_OUT, JUDGE, seed=7)

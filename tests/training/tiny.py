@@ -1,4 +1,4 @@
-"""A run small enough to be trained in a second: the real trainer on a language made up as it goes."""
+"""A run small enough to train in a second: the real trainer on a made-up language."""
 
 import csv
 import json
@@ -42,7 +42,7 @@ CLIPPED = BlockDiffusionLoss(
 
 
 def sentences(rows: int, seed: int, length: int = CONTEXT) -> Tensor:
-    """Texts in which each token is mostly the one before it plus three."""
+    """Texts in which each token is mostly the previous one plus three."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(MASK, (rows, length), generator=generator)
     follows = torch.rand(rows, length, generator=generator) < 0.8
@@ -52,7 +52,7 @@ def sentences(rows: int, seed: int, length: int = CONTEXT) -> Tensor:
 
 
 class Sentences:
-    """An endless stream of them, a function of the step as a `BatchStream` is."""
+    """An endless stream of these texts, a function of the step like a `BatchStream`."""
 
     def __init__(self, context: int = CONTEXT, rows: int = ROWS, seed: int = 0) -> None:
         self.context, self.rows, self.seed = context, rows, seed
@@ -83,7 +83,7 @@ class Crash(Exception):
 
 
 def crash_at(step: int) -> Watcher:
-    """The process ends here, as far as anybody can tell."""
+    """Ends the process here, as far as anybody can tell."""
 
     def crash(trainer: Trainer) -> None:
         if trainer.step == step:
@@ -93,7 +93,7 @@ def crash_at(step: int) -> Watcher:
 
 
 def signal_at(step: int, number: int) -> Watcher:
-    """A signal that comes while `step` is trained (after the log of the step before it)."""
+    """A signal that arrives during `step` (after the log of the previous step)."""
 
     def send(trainer: Trainer) -> None:
         if trainer.step == step - 1:
@@ -110,14 +110,14 @@ HELD_OUT = held_out(sentences(6, 10**6), sentences(6, 10**6 + 1), sentences(5, 1
 
 
 def network(*, dropout: float = 0.1, seed: int = 0, family: str = "GPT", **shape: Any) -> Transformer:
-    """The mask has the same id beside a vocabulary as in it."""
+    """The mask has the same id whether it is in the vocabulary or outside it."""
     torch.manual_seed(seed)
     values: dict[str, Any] = {"layers": 2, "hidden": 16, "heads": 2, "context": CONTEXT}
     values |= FAMILIES[family] | shape
     values["vocab_size"] = MASK if values.get("mask_vector") else VOCABULARY
     model = Transformer(TransformerConfig(dropout=dropout, **values))
     with torch.no_grad():
-        for parameter in model.parameters():  # the usual initialisation has tiny gradients
+        for parameter in model.parameters():  # the usual initialization has tiny gradients
             if parameter.ndim == 2:
                 parameter.normal_(std=0.3)
     return model
@@ -136,7 +136,8 @@ def tiny_trainer(
     optimizer: OptimizerSettings | None = None,
     **settings: Any,
 ) -> Trainer:
-    """10 steps; checkpoints after 4, 8 and 10, validation after 3, 6, 9 and 10, a proposal learns then."""
+    """10 steps; checkpoints after 4, 8 and 10, validation after 3, 6, 9 and 10, when a proposal learns
+    too."""
     folder.mkdir(parents=True, exist_ok=True)
     values: dict[str, Any] = {
         "steps": 10,
@@ -180,6 +181,6 @@ def state(folder: Path, step: int = 10) -> dict[str, Any]:
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
-    """The metrics without what a clock decides."""
+    """The metrics without those that depend on a clock."""
     with (folder / "metrics.csv").open(newline="") as file:
         return [{k: v for k, v in row.items() if k != "tokens_per_second"} for row in csv.DictReader(file)]

@@ -26,7 +26,7 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 @dataclass
 class Offline:
-    """What one session left."""
+    """What one session left behind."""
 
     run: str = ""
     config: dict[str, Any] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Offline:
 
 
 def sessions(folder: Path) -> list[Offline]:
-    """Those of a run's folder, in their order."""
+    """The sessions of a run's folder, in order."""
     return [Offline.read(file) for file in sorted(folder.glob("wandb/offline-run-*/*.wandb"))]
 
 
@@ -68,7 +68,7 @@ def _records(data: bytes) -> Iterator[bytes]:
             continue
         checksum, length, kind = struct.unpack("<IHB", data[at : at + _HEADER])
         chunk = data[at + _HEADER : at + _HEADER + length]
-        if not kind or len(chunk) < length:  # where the writer was when it was killed
+        if not kind or len(chunk) < length:  # the writer was here when it was killed
             return
         assert checksum == crc32(bytes([kind]) + chunk), f"a damaged record at byte {at}"
         parts += chunk
@@ -79,13 +79,13 @@ def _records(data: bytes) -> Iterator[bytes]:
 
 
 def left(folder: Path) -> list[Offline]:
-    """What W&B has of a folder when the process ends: its own writes to the end by then."""
+    """W&B's record of a folder when the process ends, after its own writes."""
     wandb.teardown()
     return sessions(folder)
 
 
 def events(folder: Path) -> Any:
-    """What TensorBoard itself shows of a folder."""
+    """What TensorBoard itself shows for a folder."""
     found = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
     found.Reload()
     return found
@@ -93,7 +93,7 @@ def events(folder: Path) -> Any:
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Any]]:
-    """W&B without a login, where every way to a network ends at a port that counts who comes."""
+    """W&B without a login, with every network address replaced by a port that counts connections."""
     came: list[Any] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.1)
@@ -119,7 +119,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[An
         monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
         listener = Thread(target=count, daemon=True)
         listener.start()
-        wandb.teardown()  # it reads the environment once a process
+        wandb.teardown()  # it reads the environment once per process
         try:
             yield came
         finally:

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[2]
-_PORT = 29400  # inside a namespace, where nobody else is
+_PORT = 29400  # inside a namespace, where nobody else uses it
 
 
 @dataclass
 class Node:
-    """A namespace, its end of the cable, and what was started in it."""
+    """A namespace, its end of the cable, and the processes started in it."""
 
     name: str
     cable: str
@@ -29,11 +29,11 @@ class Node:
     started: "list[subprocess.Popen[str]]" = field(default_factory=list)
 
     def start(self, words: Sequence[str], log: Path) -> "subprocess.Popen[str]":
-        """A program in the namespace, with a process group of its own."""
+        """Start a program in the namespace, with a process group of its own."""
         environment = os.environ | {
             "GLOO_SOCKET_IFNAME": self.cable,
             "OMP_NUM_THREADS": "1",
-            "TORCH_CPP_LOG_LEVEL": "ERROR",  # its sockets warn that nobody there knows names
+            "TORCH_CPP_LOG_LEVEL": "ERROR",  # otherwise its sockets warn that names do not resolve there
             "PYTHONPATH": os.pathsep.join((str(_ROOT / "src"), os.environ.get("PYTHONPATH", ""))),
         }
         with log.open("w") as file:
@@ -50,7 +50,8 @@ class Node:
         return process
 
     def kill(self) -> None:
-        """All that runs in it, at once, as when a machine loses power; the kernel closes what was open."""
+        """Kill everything in it at once, as when a machine loses power. The kernel closes open
+        connections."""
         found = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True)
         for number in found.stdout.split():
             try:
@@ -62,7 +63,7 @@ class Node:
 
 
 def why_not() -> str | None:
-    """Why there can be no two nodes here; None where there can."""
+    """Why two nodes are not possible here; None if they are."""
     if shutil.which("ip") is None:
         return "two nodes need the program ip (apt-get install iproute2)"
     name = f"bd3lm-probe-{os.getpid()}"
@@ -98,8 +99,8 @@ def two_nodes() -> Iterator[tuple[Node, Node]]:
 
 
 def torchrun(node: Node, at: Node, number: int, words: Sequence[str], said: Path) -> list[str]:
-    """torchrun's words on one of two nodes; they meet at the first. What our process says goes under `said`,
-    so that it can be told from what torchrun says."""
+    """The torchrun command on one of two nodes, which meet at the first. Our process's output goes to `said`,
+    apart from torchrun's own."""
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"),
         *("--node-rank", str(number), "--rdzv-backend", "c10d"),
@@ -111,7 +112,7 @@ def torchrun(node: Node, at: Node, number: int, words: Sequence[str], said: Path
 
 
 def wait(processes: "Sequence[subprocess.Popen[str]]", logs: Sequence[Path], seconds: float) -> list[int]:
-    """The statuses of all; a TimeoutError with what they said."""
+    """The exit statuses of all; a TimeoutError with their output."""
     until = time.monotonic() + seconds
     while any(process.poll() is None for process in processes):
         if time.monotonic() > until:

@@ -1,6 +1,6 @@
-"""Conversations to tokens, and which of these are of answers: what `prepare` does with them.
+"""From conversations to tokens, with a mark on the tokens of answers, as `prepare` does it.
 
-Text and its continuation need no template: the first is tokenized as a prompt is, what follows goes on from
+A text with its continuation needs no template: the text is tokenized like a prompt, its continuation after
 it, and the end token comes last.
 """
 
@@ -23,16 +23,16 @@ class ChatFormat:
     """How conversations become tokens."""
 
     template: str | None
-    """None for texts and their continuations, which need none."""
+    """The chat template. None for texts with their continuations, which need none."""
     answers: Answers = "all"
     begin: bool = True
-    """Whether a text begins with the token that texts begin with, where the tokenizer has one."""
+    """Begin each text with the tokenizer's BOS token, if it has one."""
     longest: int | None = None
-    """Refuse conversations of more tokens."""
+    """Refuse conversations with more tokens than this."""
 
     @property
     def record(self) -> Chat:
-        """What of it decides the tokens."""
+        """The part that decides the tokens, for meta.json."""
         template = None if self.template is None else hashlib.sha256(self.template.encode()).hexdigest()
         return Chat(template=template, answers=self.answers, begin=self.begin)
 
@@ -44,11 +44,11 @@ class ChatFormat:
             found = self._text(said, tokenizer)
         else:
             raise ValueError(
-                "needs a chat template, which this tokenizer does not have: --chat-template FILE names one, "
-                "and --chat-template plain is one that comes with bd3lm"
+                "needs a chat template, which this tokenizer does not have: give one with --chat-template "
+                "FILE, or use --chat-template plain, which comes with bd3lm"
             )
         if self.longest is not None and len(found.tokens) > self.longest:
-            raise ValueError(f"has {len(found.tokens):,} tokens, and at most {self.longest:,} can be read")
+            raise ValueError(f"has {len(found.tokens):,} tokens, more than the limit of {self.longest:,}")
         return found
 
     def _text(self, said: Conversation, tokenizer: Tokenizer) -> Answered:
@@ -56,14 +56,14 @@ class ChatFormat:
         begin = [tokenizer.bos_id] if self.begin and tokenizer.bos_id is not None else []
         given = [*begin, *tokenizer.encode(prompt)]
         if tokenizer.eos_id is None:
-            raise ValueError("cannot be ended, since the tokenizer has no end token")
+            raise ValueError("needs an end token, which this tokenizer does not have")
         learned = [*continuation(prompt, completion, tokenizer), tokenizer.eos_id]
         return Answered([*given, *learned], [False] * len(given) + [True] * len(learned))
 
 
 @dataclass(frozen=True)
 class ConversationEncoder:
-    """Documents of a corpus of conversations in, tokens out."""
+    """Turns documents of a conversation corpus into tokens."""
 
     tokenizer: Tokenizer
     dtype: DType
@@ -90,10 +90,10 @@ class ConversationEncoder:
         except ValueError as error:
             raise ValueError(f"{said.where}: {error}") from None
         if self.tokenizer.mask_id in found.tokens:
-            raise ValueError(f"{said.where}: the chat template writes the mask, which no text holds")
+            raise ValueError(f"{said.where}: the chat template writes the mask token")
         return found
 
 
 def _bytes(said: Said) -> int:
-    """Of the text of the messages, without what the template writes around them."""
+    """The bytes of the messages, without what the template adds around them."""
     return sum(len(each.content.encode()) for each in said.conversation.messages)

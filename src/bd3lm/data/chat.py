@@ -1,8 +1,8 @@
-"""A conversation as the tokens that a model's chat template makes of it, and which of them are of answers.
+"""A conversation as tokens, made by the model's chat template, with a mark on the tokens of answers.
 
-Special tokens are made by the template alone: what stands in a message is text, whatever it looks like. An
-answer begins where the template stops when it is asked for one, and ends with the special token that the
-template writes behind it. Tokens before an answer are the same while it is written and while it is learned.
+Only the template makes special tokens: the content of a message is text, whatever it looks like. An answer
+begins where the template stops when it asks for an answer, and ends with the special token that the template
+writes after it. The tokens before an answer are the same in training and in sampling.
 """
 
 import json
@@ -19,7 +19,7 @@ Answers = Literal["all", "last"]
 """Which answers of a conversation are learned."""
 
 _ROLES = ("system", "user", "assistant")
-_FIRST_SIGN = 0xD800  # surrogates, which no text holds: each stands for a special token
+_FIRST_SIGN = 0xD800  # surrogates, which no text contains: each stands for a special token
 _SIGNS = 0xE000 - _FIRST_SIGN
 _SPECIAL = re.compile("[\ud800-\udfff]")
 _PRIVATE = range(0xE100, 0xF900)
@@ -38,19 +38,19 @@ class Message:
 
 
 class Answered(NamedTuple):
-    """The tokens of a conversation up to the end of its last answer, and which are to be learned."""
+    """The tokens of a conversation up to the end of its last answer, and which of them are learned."""
 
     tokens: list[int]
     learned: list[bool]
 
 
 def user_message(template: str, message: str, tokenizer: Tokenizer) -> list[int]:
-    """The tokens of a conversation that begins with this message, up to where the answer begins."""
+    """The tokens of a conversation that begins with this message, up to the start of the answer."""
     return conversation(template, [Message("user", message)], tokenizer)
 
 
 def conversation(template: str, messages: Sequence[Message], tokenizer: Tokenizer) -> list[int]:
-    """The tokens of a conversation, up to where the next answer begins."""
+    """The tokens of a conversation, up to the start of the next answer."""
     script = _Script(template, messages, tokenizer)
     return script.tokens(script.parts(ask=True))[0]
 
@@ -58,21 +58,21 @@ def conversation(template: str, messages: Sequence[Message], tokenizer: Tokenize
 def answered(
     template: str, messages: Sequence[Message], tokenizer: Tokenizer, *, answers: Answers = "all"
 ) -> Answered:
-    """A conversation that ends with an answer, and its answers.
+    """The tokens of a conversation that ends with an answer, and which of them belong to answers.
 
-    The tokens before answer k are those of `conversation(template, messages[:k], tokenizer)`; a template that
-    writes earlier turns otherwise once they are past is refused where all answers are to be learned. The end
-    token of the tokenizer follows the last answer where the template ends it with none, or with another:
-    that is where writing stops.
+    The tokens before answer k are those of `conversation(template, messages[:k], tokenizer)`. Some templates
+    write earlier turns differently once they are past; these are refused if all answers are to be learned. If
+    the template ends the last answer without a special token, or with one that is not the tokenizer's end
+    token, the end token is added: there sampling stops.
     """
     if not messages or messages[-1].role != "assistant":
-        raise ValueError("messages must end with one of the assistant, the answer that is to be learned")
+        raise ValueError("messages must end with an assistant message, the answer to learn")
     script = _Script(template, messages, tokenizer)
     *_, (ending, _) = parts = script.parts(ask=False, answers=answers)
     tokens, learned = script.tokens(parts)
     if (end := tokenizer.eos_id) is None and not _SPECIAL.search(ending[-1:]):
         raise ValueError(
-            "the chat template writes no special token behind an answer, and the tokenizer has no end token"
+            "the chat template writes no special token after an answer, and the tokenizer has no end token"
         )
     if end is not None and tokens[-1] != end:
         tokens, learned = [*tokens, end], [*learned, True]
@@ -80,23 +80,24 @@ def answered(
 
 
 def continuation(before: str, text: str, tokenizer: Tokenizer) -> list[int]:
-    """The tokens of a text that goes on from another, whose own tokens stay as they are."""
+    """The tokens of a text that continues another text, whose own tokens do not change."""
     if not before or not text:
         return tokenizer.encode(text) if text else []
     together, first = tokenizer.encode(before + text), tokenizer.encode(before)
-    # Where a token would cross the seam the text is cut apart from what it follows, as writing cuts it.
+    # If a token would span the boundary, tokenize the continuation on its own, as sampling does.
     return together[len(first) :] if together[: len(first)] == first else tokenizer.encode(text)
 
 
 class _Part(NamedTuple):
-    """A piece of a conversation, each special token in it one sign."""
+    """A piece of a conversation, with one placeholder character for each special token."""
 
     text: str
     learned: bool
 
 
 class _Script:
-    """What a template makes of messages, with a sign for each special token that it writes."""
+    """The output of a template for some messages, with a placeholder for each special token that it
+    writes."""
 
     def __init__(self, template: str, messages: Sequence[Message], tokenizer: Tokenizer) -> None:
         self._template, self._tokenizer = template, tokenizer
@@ -105,8 +106,8 @@ class _Script:
         self._made: dict[tuple[int, bool], tuple[str, list[str]]] = {}
 
     def parts(self, *, ask: bool, answers: Answers = "all") -> list[_Part]:
-        """All of it, cut where answers begin and end; up to the end of the last, or to where the next
-        begins."""
+        """The whole conversation, cut where answers begin and end. It stops at the end of the last answer, or
+        where the next one begins."""
         whole, between = self._written(len(self._messages), ask=ask)
         places = [place for place, each in enumerate(self._messages) if place and each.role == "assistant"]
         ending = "" if not places else self._ending(places[-1])
@@ -118,8 +119,8 @@ class _Script:
             if not whole.startswith(asked) or len(asked) < done:
                 if is_wanted:
                     raise ValueError(
-                        f"the chat template writes what stands before message {place}, an answer, otherwise "
-                        "while the answer is asked for than afterwards; train on last answers only "
+                        f"the chat template writes the text before message {place}, an answer, differently "
+                        "when it asks for the answer than afterwards; train on last answers only "
                         "(--answers last)"
                         if answers == "all"
                         else f"the chat template asks for message {place}, the last answer, with other words "
@@ -130,15 +131,15 @@ class _Script:
             is_whole = self._messages[place].content.strip() in whole[len(asked) : end]
             if is_wanted and not is_whole and place != places[-1]:
                 raise ValueError(
-                    f"the chat template writes message {place}, an answer, in other words once it is past, "
-                    "as those do that drop thoughts; train on last answers only (--answers last)"
+                    f"the chat template changes message {place}, an answer, in later turns (some templates "
+                    "drop thoughts); train on last answers only (--answers last)"
                 )
             found += [_Part(whole[done : len(asked)], False), _Part(whole[len(asked) : end], is_wanted)]
             done = end
         return found if not ask else [*found, _Part(whole[done:], False)]
 
     def tokens(self, parts: Sequence[_Part]) -> tuple[list[int], list[bool]]:
-        """The tokens of parts, and which of them are learned; a token never crosses from one to the next."""
+        """The tokens of the parts, and which of them are learned. No token spans two parts."""
         specials = {sign: self._specials[name] for name, sign in self._signs.items()}
         found: list[int] = []
         learned: list[bool] = []
@@ -154,7 +155,7 @@ class _Script:
         return found, learned
 
     def _ending(self, place: int) -> str:
-        """What the template writes behind an answer, up to its first special token; nothing where it writes
+        """What the template writes after an answer, up to its first special token; empty if it writes
         none."""
         _, between = self._written(place + 1, ask=False)
         special = _SPECIAL.search(between[-1])
@@ -163,8 +164,8 @@ class _Script:
     def _end(
         self, whole: str, begin: int, asked: str, between: Sequence[str], place: int, ending: str
     ) -> int:
-        """Where an answer ends that begins at `begin`: with its end token, or with its text."""
-        # Special tokens that stand before the text of the answer, and are its own to write.
+        """Where the answer that begins at `begin` ends: after its end token, or after its text."""
+        # Special tokens between the request for the answer and its text belong to the answer.
         skipped = sum(_count(each) for each in between[: place + 1]) - _count(asked)
         for _ in range(skipped):
             begin = _SPECIAL.search(whole, begin).end()  # type: ignore[union-attr]
@@ -174,7 +175,7 @@ class _Script:
                 return found.end()
         text = self._messages[place].content.strip()
         if (start := whole.find(text, begin)) < 0:
-            raise ValueError(f"the chat template writes message {place}, an answer, in other words")
+            raise ValueError(f"the chat template changes the text of message {place}, an answer")
         return start + len(text)
 
     def _written(self, number: int, *, ask: bool) -> tuple[str, list[str]]:
@@ -183,12 +184,12 @@ class _Script:
         return self._made[number, ask]
 
     def _write(self, number: int, *, ask: bool) -> tuple[str, list[str]]:
-        """What the template makes of the first messages, and what of it stands between them.
+        """The template's output for the first messages, and the parts between the messages.
 
-        It is run with signs in place of what the messages hold, so that nothing in these can be taken for its
-        own words. A sign stands between spaces: where they are gone, the template has trimmed what was there.
-        A template may look at a message too, to leave out its thoughts say. So it is run once more with the
-        messages themselves, and that is what counts while it has the same special tokens.
+        We run the template with placeholders instead of the contents, so no content can be mistaken for the
+        template's own words. Each placeholder stands between spaces; if they are missing, the template has
+        trimmed the content. A template may also look at a message, for example to drop its thoughts. So we
+        run it once more with the messages themselves, and use that output if it has the same special tokens.
         """
         messages = self._messages[:number]
         between, contents = self._around(messages, ask=ask)
@@ -199,7 +200,8 @@ class _Script:
         return (looked_at if same else framed), between
 
     def _around(self, messages: Sequence[Message], *, ask: bool) -> tuple[list[str], list[str]]:
-        """What stands before each message and behind the last, and what of each message is written."""
+        """The text before each message and after the last one, and the part of each message that is
+        written."""
         text = self._run(messages, [_place(place) for place in range(len(messages))], ask=ask)
         between: list[str] = []
         contents: list[str] = []
@@ -232,13 +234,14 @@ class _Script:
         )
 
     def _hidden(self, contents: Sequence[str]) -> "tuple[list[str], _Restore]":
-        """Messages in which nothing reads as a special token, and how they read again as they were."""
+        """The contents with everything that reads like a special token hidden, and a function that restores
+        it."""
         if self._any_special is None:
             return list(contents), _Restore("", ())
         used = set("".join(contents)) | set(self._template)
         mark = next((chr(place) for place in _PRIVATE if chr(place) not in used), None)
         if mark is None:
-            raise ValueError("a message must leave some of Unicode's private characters unused")
+            raise ValueError("messages must leave some of Unicode's private characters unused")
         hidden: dict[str, int] = {}
 
         def hide(found: re.Match[str]) -> str:
@@ -267,7 +270,7 @@ class _Script:
 
 
 class _Restore(NamedTuple):
-    """The texts that a mark stands for, by their numbers."""
+    """Restores the texts that marks stand for, by their numbers."""
 
     mark: str
     texts: tuple[str, ...]
@@ -287,7 +290,7 @@ def _count(text: str) -> int:
 
 
 def _specials(tokenizer: Tokenizer) -> dict[str, int]:
-    """The special tokens of a tokenizer by their names."""
+    """The special tokens of a tokenizer by name."""
     return dict(_named_specials(tokenizer.spec))
 
 

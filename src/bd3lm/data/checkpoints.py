@@ -1,4 +1,4 @@
-"""What files beside the tokenizer of a causal language model say of it: its size, its special tokens, its
+"""What the files next to a causal language model's tokenizer say: its vocabulary size, special tokens and
 chat template."""
 
 import json
@@ -12,10 +12,12 @@ from bd3lm.data.guarded import in_one_line
 from bd3lm.parsing import shown
 
 CAUSAL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-"""Values of model_type in config.json whose vocab_size says where the mask is: past all it predicts."""
+"""Values of model_type in config.json for which vocab_size gives the mask: the id after all predicted
+tokens."""
 
 SDAR_TYPE, SDAR_MASK = "sdar", 151669
-"""The model_type of block diffusion models whose mask is one of their tokens, and that token unless said."""
+"""The model_type of block diffusion models with a mask among their tokens, and the default id of that
+token."""
 
 MODEL_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
@@ -25,23 +27,23 @@ TEMPLATE_KEY = "chat_template"
 _MOST_VOCABULARY = 2**26
 
 ReadFile = Callable[[str], str | None]
-"""The text of a file of some name, or None where there is none."""
+"""Reads a file by name: its text, or None if there is no such file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """What concerns a tokenizer of the causal language model that it lies beside."""
+    """What a tokenizer needs to know about the causal language model next to it."""
 
     vocabulary: int
-    """How many tokens it predicts."""
+    """How many tokens the model predicts."""
     eos_ids: tuple[int, ...] = ()
-    """What ends a text, by generation_config.json or config.json."""
+    """The tokens that end a text, from generation_config.json or config.json."""
     mask: int | None = None
-    """The mask, where it is not the id after all that the model predicts."""
+    """The mask, unless it is the id after all that the model predicts."""
 
 
 def find_checkpoint(read: ReadFile, vocabulary: int | None, *, where: str) -> Checkpoint | None:
-    """The model that a tokenizer lies beside, or of which the vocabulary is known; None without one."""
+    """The model next to a tokenizer, or a model known only by its vocabulary size; None without either."""
     model = read_object(read, MODEL_FILE, where)
     mask = None
     if vocabulary is None:
@@ -65,12 +67,12 @@ def find_checkpoint(read: ReadFile, vocabulary: int | None, *, where: str) -> Ch
     said = model.get("eos_token_id") if said is None else said
     ends = said if isinstance(said, list) else [] if said is None else [said]
     if not all(type(each) is int and each >= 0 for each in ends):
-        raise ValueError(f"eos_token_id beside the tokenizer of {where} must be token ids, got {shown(said)}")
+        raise ValueError(f"eos_token_id for the tokenizer of {where} must be token ids, got {shown(said)}")
     return Checkpoint(vocabulary=vocabulary, eos_ids=tuple(ends), mask=mask)
 
 
 def read_object(read: ReadFile, name: str, where: str) -> dict[str, Any]:
-    """The JSON object in a file, or an empty one where there is no such file."""
+    """The JSON object in a file; empty if there is no such file."""
     text = read(name)
     if text is None:
         return {}
@@ -84,7 +86,7 @@ def read_object(read: ReadFile, name: str, where: str) -> dict[str, Any]:
 
 
 def begins_with(backend: Backend, *, where: str) -> int | None:
-    """The token that the tokenizer's own post-processor puts before a text, if it puts one."""
+    """The token that the tokenizer's own post-processor puts before a text, if any."""
     text = "a"
     plain = in_one_line(lambda: backend.encode(text, add_special_tokens=False).ids)
     whole = in_one_line(lambda: backend.encode(text, add_special_tokens=True).ids)
@@ -95,12 +97,12 @@ def begins_with(backend: Backend, *, where: str) -> int | None:
 
 
 def chat_template(config: Mapping[str, Any], read: ReadFile, *, where: str) -> str | None:
-    """The template of a conversation: that of the file of its own, or the one in tokenizer_config.json."""
+    """The chat template: from a file of its own, or from tokenizer_config.json."""
     own = read(TEMPLATE_FILE)
     if own is not None:
         return own
     said = config.get(TEMPLATE_KEY)
-    if isinstance(said, list):  # several by name, as older files have them
+    if isinstance(said, list):  # several by name, in older files
         named = {each.get("name"): each.get("template") for each in said if isinstance(each, Mapping)}
         said = named.get("default")
     if said is not None and not isinstance(said, str):
@@ -109,7 +111,7 @@ def chat_template(config: Mapping[str, Any], read: ReadFile, *, where: str) -> s
 
 
 def with_begin(spec: dict[str, Any], token: str, place: int) -> dict[str, Any]:
-    """A tokenizer.json whose post-processor puts a token before every text."""
+    """A tokenizer.json with a post-processor that puts a token before every text."""
     template = {
         "type": "TemplateProcessing",
         "single": [{"SpecialToken": {"id": token, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],

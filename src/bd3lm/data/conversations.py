@@ -1,8 +1,8 @@
 """Conversations in local files: .jsonl, also as .gz, .xz or .zst, and .parquet.
 
-A row is a conversation, in one of the shapes that `shapes` knows. Which rows are held out is decided as for
-text (`files`). A document is the JSON of its messages, with the place that it comes from, so that what is
-wrong with it can be said where it is tokenized too.
+Each row is a conversation, in one of the forms that `shapes` knows. Rows are held out in the same way as for
+text (`files`). A document is the JSON of the messages, together with their place in the files, so that later
+errors, such as in tokenization, can name it.
 """
 
 import json
@@ -23,7 +23,7 @@ _READABLE = (".jsonl", ".parquet")
 
 
 class Said(NamedTuple):
-    """A document of a corpus of conversations."""
+    """A document of a conversation corpus."""
 
     where: str
     conversation: Conversation
@@ -62,8 +62,8 @@ class ConversationCorpus(FileCorpus):
 
     @cached_property
     def cut(self) -> int:
-        """How many conversations go on behind their last answer, which is left out. All of them are read and
-        checked for it."""
+        """How many conversations have messages after their last answer. These messages are left out. Counting
+        reads and checks all conversations."""
         return sum(1 for _, found in self._read(self._files) if found.cut)
 
     def _rows(self, files: Iterable[Path]) -> Iterator[str]:
@@ -75,7 +75,7 @@ class ConversationCorpus(FileCorpus):
 
 
 def read_conversations(path: Path, max_document: int = MAX_DOCUMENT) -> Iterator[tuple[str, Conversation]]:
-    """The conversations of one file, each with the place that it is at."""
+    """The conversations of one file, each with its place in the file."""
     for where, row in _values(path, max_document):
         try:
             yield where, conversation_of(row)

@@ -1,4 +1,4 @@
-"""Find a corpus by what a user writes: a built-in name, a name of the paper, a file or a folder."""
+"""Find a corpus from what a user writes: a built-in name, a name from the paper, a file or a folder."""
 
 from pathlib import Path
 
@@ -20,9 +20,9 @@ def load_corpus(
     held_out: float | None = None,
     max_document: int | None = None,
 ) -> Corpus:
-    """The corpus `source` names: one of `CORPORA`, or a path (write ./lm1b for a folder of that name).
+    """The corpus that `source` names: one of `CORPORA`, or a path (write ./lm1b for a folder of that name).
 
-    `folder` is a local copy of a named corpus; the other options say how to read files (see `FileCorpus`).
+    `folder` is a local copy of a named corpus. The other options say how to read files (see `FileCorpus`).
     """
     named = isinstance(source, str) and source in CORPORA
     of_files = {"field": field, "text_unit": text_unit, "held_out": held_out, "max_document": max_document}

@@ -1,6 +1,6 @@
-"""Documents to tokens, in their order, by one process or several, with little under way at a time.
+"""Turn documents into tokens, in order, with one process or several, and little in memory at a time.
 
-The order and the tokens do not depend on the number of workers. Workers are processes, each with one thread:
+The order and the tokens do not depend on the number of workers. Workers are processes with one thread each:
 the tokenizer's own threads share one interpreter, which then becomes the limit.
 """
 
@@ -27,21 +27,21 @@ from bd3lm.data.tokenizers import Tokenizer
 from bd3lm.io.signals import unheard
 
 BATCH_CHARACTERS = 1 << 19
-BATCHES_AHEAD = 2  # of each worker
+BATCHES_AHEAD = 2  # per worker
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """The tokens of some documents, one after the other, BOS and EOS included."""
+    """The tokens of some documents, one after the other, including BOS and EOS."""
 
     tokens: NDArray[Any]
     ends: NDArray[np.int64]  # where each document ends among the tokens
-    lengths: NDArray[np.uint32]  # of each document's text, in tokens
-    text_bytes: NDArray[np.int64]  # of each document's text
-    answers: NDArray[np.bool_] | None = None  # which of the tokens are of answers, in conversations
+    lengths: NDArray[np.uint32]  # length of each document's text, in tokens
+    text_bytes: NDArray[np.int64]  # size of each document's text
+    answers: NDArray[np.bool_] | None = None  # in conversations, which of the tokens belong to answers
 
     def split_at(self, documents: int) -> tuple["Encoded", "Encoded"]:
-        """The first documents, and the others."""
+        """The first documents, and the rest."""
         cut = int(self.ends[documents - 1]) if documents else 0
         first, rest = slice(None, documents), slice(documents, None)
         before, after = (None, None) if self.answers is None else (self.answers[:cut], self.answers[cut:])
@@ -55,14 +55,14 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Encoder:
-    """Texts in, tokens out, each document between `before` and `after`."""
+    """Texts in, tokens out, with `before` and `after` around each document."""
 
     tokenizer: Tokenizer
     dtype: DType
     before: tuple[int, ...]
     after: tuple[int, ...]
     holds_ids: bool = False
-    """Whether the texts are token ids already, as lists in JSON."""
+    """Whether the texts are already token ids, as JSON lists."""
 
     def __call__(self, texts: list[str]) -> Encoded:
         ids = list(map(self._ids, texts)) if self.holds_ids else self.tokenizer.encode_batch(texts)
@@ -88,31 +88,33 @@ class Encoder:
         return ids
 
     def _bytes(self, text: str, ids: list[int]) -> int:
-        """Of the text of a document."""
+        """The size of a document's text in bytes."""
         if self.holds_ids:
             return self.tokenizer.text_bytes(np.array(ids, np.int64))
         return len(text.encode())
 
 
 DocumentEncoder = Callable[[list[str]], Encoded]
-"""Some documents to their tokens; it travels to other processes."""
+"""Turns some documents into tokens. It must be picklable, to reach other processes."""
 Encode = Callable[[Iterable[str]], Iterator[Encoded]]
 
 
 @contextmanager
 def encoding(encoder: DocumentEncoder, workers: int) -> Iterator[Encode]:
-    """A function from documents to their tokens, both streamed; its processes end with the block."""
+    """A context that gives a function from documents to tokens, both streamed. Its processes end with the
+    context."""
     with _one_thread_each():
         if workers == 1:
             yield partial(_encode_here, encoder)
             return
-        # Not fork: this process has threads, torch's and the tokenizer's, which a fork would copy half-alive.
+        # Not fork: this process has threads, from torch and the tokenizer, which a fork would leave half
+        # copied.
         pool = ProcessPoolExecutor(
             workers, mp_context=get_context("spawn"), initializer=_start_worker, initargs=(encoder,)
         )
         try:
-            # That no process can start, as from a script without a guard, is found out before the queue is
-            # full: with Python 3.12 such a pool was seen to hang.
+            # Find out before the queue is full that no process can start, as in a script without a guard:
+            # with Python 3.12 a pool was seen to hang in that case.
             with unheard(signal.SIGINT):
                 first = [pool.submit(int) for _ in range(workers)]
             for started in first:
@@ -121,7 +123,7 @@ def encoding(encoder: DocumentEncoder, workers: int) -> Iterator[Encode]:
         except BrokenProcessPool as error:
             raise ChildProcessError(
                 "a worker process ended before its work was done: it ran out of memory, was killed, or the "
-                'script that called prepare lacks `if __name__ == "__main__":`; what is finished is kept'
+                'script that called prepare lacks `if __name__ == "__main__":`; finished shards are kept'
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)
@@ -142,7 +144,7 @@ def _encode_in(pool: ProcessPoolExecutor, ahead: int, documents: Iterable[str]) 
 
 
 def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
-    """Documents in batches of about equal work, none of them empty."""
+    """Documents in non-empty batches of about equal work."""
     batch: list[str] = []
     characters = 0
     for document in documents:
@@ -166,7 +168,7 @@ def _start_worker(encoder: DocumentEncoder) -> None:
 
 
 def _end_with_parent() -> None:
-    """A worker whose parent was killed would wait for work for ever."""
+    """End with the parent: if the parent was killed, this worker would wait for work forever."""
     parent = parent_process()
     if parent is not None:
         parent.join()
@@ -180,7 +182,8 @@ def _encode_in_worker(texts: list[str]) -> Encoded:
 
 @contextmanager
 def _one_thread_each() -> Iterator[None]:
-    """The tokenizer's own threads off, here and in the workers: `workers` says how many cores are used."""
+    """Turn off the tokenizer's own threads, here and in the workers: `workers` says how many cores are
+    used."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
     os.environ[name] = "false"

@@ -1,21 +1,21 @@
 """Documents in local files: .txt, .md, .jsonl and .parquet, all but the last also as .gz, .xz or .zst.
 
-**Documents.** A line of a .jsonl file is an object with the document in its field `text` (or another,
-`field`); a row of a .parquet file likewise. A .txt or .md file is one document in a folder of them
-(`text_unit="file"`); where it is the corpus or a whole split of it, blank lines separate documents
-("paragraph"). "line" makes each line one. Blank documents are left out, and a null in place of a text is a
-blank document. Text is UTF-8; line ends become "\\n". A document, or a line of JSON, that is longer than
-`max_document` characters is refused before more of it is in memory.
+**Documents.** Each line of a .jsonl file is an object with the document in its field `text` (or another
+`field`). Rows of a .parquet file work the same way. In a folder, each .txt or .md file is one document
+(`text_unit="file"`). If a single file is the corpus or a whole split, blank lines separate its documents
+("paragraph"). "line" makes each line a document. Blank documents are left out; null counts as a blank
+document. Text is UTF-8; line ends become "\\n". A document or a line of JSON with more than `max_document`
+characters is refused before more of it is in memory.
 
-**What is passed over** in a folder, hidden files, other formats and what is no file, is said by `skipped`. A
-.md file is text like a .txt file, but describes the data where the others are JSON lines or parquet, or say a
-split in their names; then it is passed over too.
+**Skipped files.** In a folder, hidden files, other formats and anything that is not a regular file are
+skipped; `skipped` reports them. A .md file is text like a .txt file. But if the other files are JSON lines or
+parquet, or name a split, a .md file describes the data and is skipped too.
 
-**Splits.** A folder whose files say train, valid (validation, val, dev) or test in their names, as
-train.jsonl.xz or wiki.valid.txt do, or in the name of a folder above them, is split that way. Everything
-else, also a folder whose files all say train, is one sequence of rows, in the order of the sorted file names,
-whose last part is the valid split: `held_out` rows if it is a whole number, that fraction of the rows if it
-is less than 1. Giving `held_out` overrides names.
+**Splits.** Files that have train, valid (validation, val, dev) or test in their names, such as train.jsonl.xz
+or wiki.valid.txt, or in the name of a folder above them, are split by name. All other files, and folders with
+only train files, form one sequence of rows, in the order of the sorted file names. The last part is the valid
+split: `held_out` rows if it is a whole number, that fraction of the rows if it is less than 1. An explicit
+`held_out` overrides names.
 """
 
 import hashlib
@@ -50,7 +50,8 @@ HELD_OUT_SHARE = 0.05
 
 
 class FileCorpus(Corpus):
-    """The documents of a file or of a folder; see the module for which they are and how they are split."""
+    """The documents of a file or of a folder. The docstring of the module says which, and how they are
+    split."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class FileCorpus(Corpus):
         path = local_path(path)
         if text_unit is not None and text_unit not in get_args(TextUnit):
             raise ValueError(f"text_unit must be one of {', '.join(get_args(TextUnit))}, got {text_unit!r}")
-        # 1.0 could be meant as all of the rows or as one of them.
+        # 1.0 could mean all of the rows, or one row.
         if held_out is not None and not (
             0 <= held_out < 1 or (held_out >= 1 and isinstance(held_out, Integral))
         ):
@@ -72,7 +73,7 @@ class FileCorpus(Corpus):
                 "held_out must be a fraction below 1, such as 0.05, or a whole number of rows, written "
                 f"without a decimal point, got {held_out}"
             )
-        self.name = printable(path.resolve().name)  # which UTF-8 can hold
+        self.name = printable(path.resolve().name)  # encodable as UTF-8
         self._root = path if path.is_dir() else path.parent
         self._field = field
         self._most = max_document_of(max_document)
@@ -105,13 +106,13 @@ class FileCorpus(Corpus):
         return (row for row in self.rows(split) if row.strip())
 
     def rows(self, split: str) -> Iterator[str]:
-        """The documents of a split with the blank ones among them, each in its place."""
+        """The documents of a split in their places, including blank ones."""
         self.check_split(split)
         return self._rows_of(split)
 
     def count(self, split: str) -> int | None:
         if self._held_out:
-            return self._part(split)[1]  # which is known where rows are held out, whatever the format
+            return self._part(split)[1]  # known if rows are held out, whatever the format
         files = self._by_split.get(split, self._files)
         if any(required_format(file)[0] != ".parquet" for file in files):
             return None
@@ -119,7 +120,7 @@ class FileCorpus(Corpus):
 
     @property
     def too_small_to_share(self) -> bool:
-        """Whether rows are to be held out and there is only one, so that none would be left to train on."""
+        """Whether rows should be held out of a single row, which would leave none to train on."""
         return bool(self._held_out) and self._row_count == 1
 
     def _rows_of(self, split: str) -> Iterator[str]:
@@ -132,7 +133,7 @@ class FileCorpus(Corpus):
         return islice(rows, start, start + length)
 
     def _part(self, split: str) -> tuple[int, int]:
-        """Where the rows of a split start, and how many they are, when the last are held out."""
+        """Where the rows of a split start and how many there are, if the last rows are held out."""
         held_out = (
             int(self._held_out) if self._held_out >= 1 else max(1, round(self._held_out * self._row_count))
         )
@@ -146,9 +147,9 @@ class FileCorpus(Corpus):
 
     @cached_property
     def _row_count(self) -> int:
-        """Counting reads all files once more; keeping the last rows back instead would cost their memory.
+        """Counting reads all files once more. Holding the last rows back instead would cost their memory.
 
-        The first document is read first, so that an error in it is not reported as one of the split.
+        The first document is read first, so an error in it is not reported as an error of the split.
         """
         if not any(row.strip() for row in self._rows(self._files)):
             if any(file.stat().st_size for file in self._files):
@@ -163,7 +164,8 @@ class FileCorpus(Corpus):
 
 
 def fingerprint_files(root: Path, files: Iterable[Path]) -> str:
-    """sha256 over names and contents: reading is little beside tokenizing, and a size or a date can lie."""
+    """sha256 over names and contents. Reading costs little next to tokenizing, and a size or date can
+    mislead."""
     parts = []
     for file in files:
         with open(file, "rb") as stream:
@@ -208,7 +210,7 @@ def count_rows(path: Path, text_unit: TextUnit = "file", max_document: int = MAX
 
 
 def json_values(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, Any]]:
-    """What the lines of a file hold as JSON, each with its number; blank lines are passed over."""
+    """The JSON value of each line of a file, with its number; blank lines are skipped."""
     for number, line in lines:
         if not line.strip():
             continue
@@ -216,7 +218,7 @@ def json_values(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[
             yield number, json.loads(line)
         except RecursionError as error:
             raise ValueError(f"{path}, line {number}, is JSON nested too deeply to be read") from error
-        except ValueError as error:  # also of an integer with thousands of digits
+        except ValueError as error:  # also raised for an integer with thousands of digits
             raise ValueError(f"{path}, line {number}, is not JSON: {error}") from error
 
 
@@ -224,7 +226,7 @@ def _json_rows(path: Path, lines: Iterable[tuple[int, str]], field: str) -> Iter
     for number, row in json_values(path, lines):
         if not isinstance(row, dict) or field not in row:
             keys = ", ".join(row) if isinstance(row, dict) else type(row).__name__
-            hint = "; --chat reads conversations" if is_conversation(row) else ""
+            hint = "; use --chat to read conversations" if is_conversation(row) else ""
             raise ValueError(f"{path}, line {number}, has no text in a field {field!r}: it has {keys}{hint}")
         text = "" if row[field] is None else row[field]
         if not isinstance(text, str):

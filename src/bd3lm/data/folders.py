@@ -1,4 +1,4 @@
-"""Which files of a folder are read, which are passed over and why, and which splits their names say."""
+"""Which files of a folder are read, which are skipped and why, and which splits their names say."""
 
 import os
 import re
@@ -25,7 +25,7 @@ SPLIT_ORDER = ("train", "valid", "test")
 
 @dataclass(frozen=True)
 class Found:
-    """The files under a path that are read, sorted by name, and those passed over, by the reason."""
+    """The files under a path that are read, sorted by name, and the skipped files by reason."""
 
     root: Path
     files: list[Path]
@@ -33,7 +33,7 @@ class Found:
 
     @property
     def skipped_in_words(self) -> str | None:
-        """How many are passed over, by suffix, and why; with their names where they are few."""
+        """How many files are skipped and why, by suffix; with their names if there are few."""
         count = sum(map(len, self.skipped.values()))
         if not count:
             return None
@@ -45,20 +45,20 @@ class Found:
 
 _FEW = 5
 _FORMAT, _HIDDEN, _NO_FILE, _LINKED, _NOTES = (
-    f"of another format than {', '.join(FORMATS)}",
+    f"format is not one of {', '.join(FORMATS)}",
     "hidden",
-    "no regular files",
+    "not regular files",
     "links to folders",
-    f"{NOTES} beside data, which it describes",
+    f"{NOTES} notes next to data files",
 )
 
 
 def look_into(path: Path) -> Found:
-    """The file, or what of a folder can be read and what not."""
+    """The file itself, or what a folder holds that can and cannot be read."""
     allowed = f"{', '.join(FORMATS)}, all but the last also with {', '.join(COMPRESSIONS)}"
     if path.is_file():
         if format_of(path) is None:
-            raise ValueError(f"{path} has a name that says no format that can be read: allowed are {allowed}")
+            raise ValueError(f"{path} has no known format in its name: allowed are {allowed}")
         return Found(path.parent, [path], {})
     if not path.is_dir():
         raise FileNotFoundError(f"there is no file or folder {path}")
@@ -77,12 +77,12 @@ def look_into(path: Path) -> Found:
 
 
 def find_files(path: Path) -> list[Path]:
-    """The file, or all files of a folder that can be read, sorted by name; hidden ones are left out."""
+    """The file, or all readable files of a folder, sorted by name; hidden files are left out."""
     return look_into(path).files
 
 
 def _under(folder: Path) -> Iterator[tuple[Path, str | None]]:
-    """Everything in a folder, with the reason where it is not read; a hidden folder is one thing."""
+    """Everything in a folder, with the reason if it is not read. A hidden folder counts as one item."""
 
     def unreadable(error: OSError) -> None:
         raise error
@@ -110,7 +110,7 @@ def _is_data(root: Path, file: Path) -> bool:
 
 
 def _counted(root: Path, files: Sequence[Path], named: bool) -> str:
-    """How many files there are of each suffix, the commonest first."""
+    """How many files there are of each suffix, the most common first."""
     by_suffix: dict[str, list[str]] = defaultdict(list)
     for file in files:
         packed = compression_of(file.name) or ""
@@ -123,7 +123,7 @@ def _counted(root: Path, files: Sequence[Path], named: bool) -> str:
         for suffix, count in common[:_FEW]
     ]
     if rest := sum(count for _, count in common[_FEW:]):
-        counts.append(f"{rest:,} of other suffixes")
+        counts.append(f"{rest:,} with other suffixes")
     return ", ".join(counts)
 
 
@@ -132,12 +132,13 @@ def _printable(name: str) -> str:
 
 
 def split_by_name(root: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
-    """The files of each split where their names tell splits apart; empty where none does or all say train."""
+    """The files of each split, if their names tell splits apart; empty if no name does, or if all say
+    train."""
     return {} if all_say_train(root, files) else files_by_name(root, files)
 
 
 def files_by_name(root: Path, files: Iterable[Path]) -> dict[str, list[Path]]:
-    """The files of each split that names say; empty where none says one."""
+    """The files of each split named; empty if no name says a split."""
     named: dict[str, list[Path]] = {split: [] for split in SPLIT_ORDER}
     unnamed: list[Path] = []
     for file in files:
@@ -145,14 +146,14 @@ def files_by_name(root: Path, files: Iterable[Path]) -> dict[str, list[Path]]:
         (unnamed if split is None else named[split]).append(file)
     if unnamed and any(named.values()):
         raise ValueError(
-            f"{root} has files whose names say a split and others that do not, such as "
-            f"{unnamed[0].relative_to(root)}: move them, or give held_out to read all as one"
+            f"{root} has files whose names say a split and files whose names do not, such as "
+            f"{unnamed[0].relative_to(root)}: move them, or give held_out to read all files as one text"
         )
     return {split: found for split, found in named.items() if found}
 
 
 def format_of(path: Path) -> tuple[str, str | None] | None:
-    """The format and the compression that a name says; None where it says none that is read here."""
+    """The format and the compression that a name says; None for a name with no known format."""
     compression = compression_of(path.name)
     name = path.name.lower().removesuffix(compression or "")
     kind = next((suffix for suffix in FORMATS if name.endswith(suffix)), None)
@@ -161,15 +162,15 @@ def format_of(path: Path) -> tuple[str, str | None] | None:
 
 
 def required_format(path: Path) -> tuple[str, str | None]:
-    """As `format_of`, of a file that can be read."""
+    """Like `format_of`, for a file that must be readable."""
     found = format_of(path)
     if found is None:
-        raise ValueError(f"{path} has a name that says no format that can be read")
+        raise ValueError(f"{path} has no known format in its name")
     return found
 
 
 def all_say_train(root: Path, files: Iterable[Path]) -> bool:
-    """Whether every name says train, so that nothing tells what to hold out."""
+    """Whether every name says train, so that names do not tell what to hold out."""
     return all(_split_named(file.relative_to(root)) == "train" for file in files)
 
 

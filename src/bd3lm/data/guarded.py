@@ -1,10 +1,10 @@
-"""Work by the `tokenizers` library on a tokenizer.json that a stranger may have written, within limits.
+"""Limits on the `tokenizers` library's work with a tokenizer.json that may come from a stranger.
 
-Its regular expressions backtrack: one such as (a+)+$ never finds its end in some texts. The library gives up
-after some millions of steps by a panic, which prints a Rust traceback and is no `Exception`; a slower kind of
-pattern it does not give up at all. While it works on one text, Ctrl-C is not heard. So what may take long is
-done by another thread, and left to itself when it has had its time; and what the library raises becomes one
-line.
+The library's regular expressions backtrack: a pattern such as (a+)+$ can take forever in some texts. The
+library gives up after some millions of steps with a panic, which prints a Rust traceback and is not an
+`Exception`. With slower patterns it never gives up. While it works on one text, it ignores Ctrl-C. So slow
+work runs in another thread, which is abandoned when its time is up, and whatever the library raises becomes
+one line.
 """
 
 import math
@@ -19,26 +19,25 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_SECONDS = (
-    5.0  # that a tokenizer may take at least, of a processor and of a clock: a suspended one takes neither
-)
-_SLOWEST = 10_000  # characters a second; the slowest in use is twenty times as quick
-_PANIC = "PanicException"  # of pyo3, which has no class that could be imported
-_STANDARD_ERROR = 2  # the descriptor
+# The least time for a tokenizer, of the processor and of the clock: a suspended process uses neither.
+_SECONDS = 5.0
+_SLOWEST = 10_000  # characters per second; the slowest tokenizer in use is twenty times as fast
+_PANIC = "PanicException"  # from pyo3, which has no class to import
+_STANDARD_ERROR = 2  # the file descriptor
 _GLANCE = 0.1  # seconds between two looks at the clocks
-_MOST_GROWTH = 1000  # by how much replacements may lengthen a text; those in use write one character or two
+_MOST_GROWTH = 1000  # how much replacements may lengthen a text; real ones write one character or two
 _redirecting = Lock()
 
 
 def is_plain(spec: Mapping[str, Any]) -> bool:
-    """Whether it is a byte-level BPE and nothing else, as GPT-2's and ours: it is quick, and never panics."""
+    """Whether it is only a byte-level BPE, like GPT-2's and ours: it is fast, and never panics."""
     model = spec.get("model")
     known = isinstance(model, Mapping) and model.get("type") == "BPE"
     return known and all(part.get("type") in ("ByteLevel", "Sequence") for part in _parts(spec))
 
 
 def patterns(spec: Mapping[str, Any]) -> Iterator[str]:
-    """The regular expressions in what comes before and after the model."""
+    """The regular expressions in the steps before and after the model."""
     for part in _parts(spec):
         pattern = part.get("pattern")
         if isinstance(pattern, Mapping) and isinstance(pattern.get("Regex"), str):
@@ -46,7 +45,7 @@ def patterns(spec: Mapping[str, Any]) -> Iterator[str]:
 
 
 def check_size(spec: Mapping[str, Any]) -> None:
-    """Refuse what would make a small file or a short text fill the memory."""
+    """Refuse a tokenizer that would let a small file or a short text fill the memory."""
     growth = 1
     for part in _parts(spec):
         for name in ("content", "prepend", "replacement"):
@@ -56,16 +55,17 @@ def check_size(spec: Mapping[str, Any]) -> None:
             _check_table(table)
     if growth > _MOST_GROWTH:
         raise ValueError(
-            f"its replacements may lengthen a text at most {_MOST_GROWTH:,} times, got "
+            f"its replacements must lengthen a text at most {_MOST_GROWTH:,} times, got "
             f"10^{math.log10(growth):.0f}"
         )
 
 
 def _check_table(table: Any) -> None:
-    """Sentencepiece's table begins with the length of its first part, which the library allocates unseen."""
+    """Check Sentencepiece's table. It begins with the length of its first part, which the library allocates
+    unchecked."""
     data = b64decode(table) if isinstance(table, str) else bytes(table)
     if int.from_bytes(data[:4], "little") > len(data):
-        raise ValueError("its precompiled_charsmap must be as long as it says")
+        raise ValueError("its precompiled_charsmap must be as long as its header says")
 
 
 def _parts(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -78,19 +78,19 @@ def _parts(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def in_one_line(work: Callable[[], T], told: str = "") -> T:
-    """What quick work with the library gives; its own errors and panics become a ValueError, to which `told`
-    is added."""
+    """Run fast work of the library. Its own errors and panics become a ValueError, with `told` added."""
     try:
         return work()
     except BaseException as error:
         if not _is_panic(error) and type(error) is not Exception:
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"the tokenizer cannot do it: {reason:.300}{told}") from error
+        raise ValueError(f"the tokenizer failed: {reason:.300}{told}") from error
 
 
 def watched(work: Callable[[], T], *, characters: int, told: str) -> T:
-    """The same within the time for so many characters; `told` says in an error what may be slow."""
+    """Run work of the library, with a time limit for this many characters. `told` tells in an error what may
+    be slow."""
     allowed = _SECONDS + characters / _SLOWEST
     done: list[T] = []
     failed: list[BaseException] = []
@@ -102,14 +102,14 @@ def watched(work: Callable[[], T], *, characters: int, told: str) -> T:
             failed.append(error)
 
     began, used = time.monotonic(), time.process_time()
-    thread = Thread(target=run, daemon=True)  # which does not keep the process from ending
+    thread = Thread(target=run, daemon=True)  # a daemon does not keep the process from ending
     with panics_unsaid():
         thread.start()
         thread.join(_GLANCE)
         while thread.is_alive():
             if min(time.monotonic() - began, time.process_time() - used) > allowed:
                 raise ValueError(
-                    f"the tokenizer takes longer than {allowed:.0f} s for {characters:,} characters{told}"
+                    f"the tokenizer took longer than {allowed:.0f} s for {characters:,} characters{told}"
                 )
             thread.join(_GLANCE)
         if failed:
@@ -119,9 +119,9 @@ def watched(work: Callable[[], T], *, characters: int, told: str) -> T:
 
 @contextmanager
 def panics_unsaid() -> Iterator[None]:
-    """Keep from standard error what Rust writes there before it raises a panic; all else comes a bit later.
+    """Hide what Rust writes to standard error before it raises a panic. Other output appears a bit later.
 
-    Rust writes to the descriptor itself. Where several threads are here at once the first does it for all.
+    Rust writes directly to the descriptor. If several threads are here at once, the first redirects for all.
     """
     if not _redirecting.acquire(blocking=False):
         yield

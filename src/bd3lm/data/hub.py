@@ -1,23 +1,24 @@
-"""The corpora of the paper by name, through Hugging Face `datasets`, read as their papers read them.
+"""The paper's corpora by name, through Hugging Face `datasets`, read as their papers read them.
 
-`datasets` runs no scripts any more, so a data set whose main revision has a script is read from the parquet
-files that the hub makes of it (revision refs/convert/parquet). They lie under configuration/split/, or under
-configuration/partial-split/ for all splits of a configuration of which one is larger than the hub converts
-(5 GB). All are streamed, and pinned to a commit, which the fingerprint holds.
+`datasets` no longer runs scripts. If the main revision of a data set has a script, we read the parquet files
+that the hub makes from it (revision refs/convert/parquet). They lie under configuration/split/. If any split
+of a configuration is larger than the hub converts (5 GB), all its splits lie under
+configuration/partial-split/. Everything is streamed and pinned to a commit, which is part of the fingerprint.
 
-What the hub's pages and public code that reads it say of the files, looked up in 2026:
+What the hub's pages and public code say about the files, looked up in 2026:
 
 - lm1b, ptb: plain_text/{train,test}/ and penn_treebank/{train,validation,test}/ of the converted revision.
-- pubmed: not partial, its splits being below 5 GB. arxiv: arxiv/partial-{train,validation,test}/ (renamed so
-  by the commit 80db6a9 of that revision), so validation and test are whole and **train ends after 5 GB**.
+- pubmed: not partial, since its splits are below 5 GB. arxiv: arxiv/partial-{train,validation,test}/ (renamed
+  by commit 80db6a9 of that revision), so validation and test are whole and **train ends after 5 GB**.
 - openwebtext: plain_text/train-*-of-00080.parquet on main, which was a script until late in 2025. Its
-  converted revision is partial and is refused: that would be the first 5 GB of 40.
+  converted revision is partial and is refused: it would be the first 5 GB of 40.
 - wikitext103, ag_news: parquet on main (wikitext-103-raw-v1/, data/).
-- lambada: not certain. Some code reads parquet on main (default/test/), some says that a script lies there
-  too. So main is asked whether it has a script, there as for every corpus that is read from it.
+- lambada: not certain. Some code reads parquet on main (default/test/), some says that there is a script too.
+  So we check main for a script, as for every corpus read from it.
 
-**Untested against the hub**: these loaders are tested on small local files of the same schemas. To read a
-copy of your own, give its `folder` of parquet files, named or foldered by split; it goes the same way.
+**Untested against the hub**: these loaders are tested on small local files with the same schemas. To read
+your own copy, give its `folder` of parquet files, with the split in file or folder names; the same code reads
+it.
 """
 
 import re
@@ -37,7 +38,7 @@ from bd3lm.io.extras import require
 from bd3lm.io.files import local_path
 from bd3lm.io.hub import hub_reason
 
-_READING = 1  # to be raised when the code below makes other documents from the same rows and recipe
+_READING = 1  # increase this when the code below makes other documents from the same rows and recipe
 CONVERTED = "refs/convert/parquet"
 PARTIAL = "partial-"
 _THREE = {"train": "train", "valid": "validation", "test": "test"}
@@ -45,19 +46,19 @@ _THREE = {"train": "train", "valid": "validation", "test": "test"}
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Where a data set lies, what its rows are called, and what makes them text again."""
+    """Where a data set is, what its columns are called, and how to restore its text."""
 
     repo: str
     config: str
     field: str = "text"
-    splits: Mapping[str, str]  # ours to theirs
+    splits: Mapping[str, str]  # our names to theirs
     detokenize: Detokenizer | None = None
-    script: bool = False  # the main revision is known to be a script: take the converted one, and ask no more
-    held_out: int = 0  # the last rows of train are valid
+    script: bool = False  # the main revision is known to be a script: use the converted one without checking
+    held_out: int = 0  # this many last rows of train are valid
     articles: bool = False  # rows are lines, to be joined into articles
 
     def as_json(self) -> dict[str, Any]:
-        """Every field, with the rules of the detokenizer in place of the object."""
+        """Every field, with the detokenizer's rules instead of the object."""
         plain = {each.name: getattr(self, each.name) for each in fields(self)}
         rules = None if self.detokenize is None else self.detokenize.rules
         return plain | {"splits": dict(self.splits), "detokenize": rules}
@@ -125,7 +126,7 @@ RECIPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class _State:
-    """A revision of a data set: the commit that it stands for, and the paths of its files."""
+    """A revision of a data set: its commit and the paths of its files."""
 
     commit: str
     files: tuple[str, ...]
@@ -165,7 +166,7 @@ class NamedCorpus(Corpus):
         return (row for row in rows if row.strip())
 
     def count(self, split: str) -> int | None:
-        """What the data set's own card says, rows and not articles."""
+        """The number on the data set's card, which counts rows instead of articles."""
         self.check_split(split)
         if self._recipe.articles or self._folder is not None:
             return None
@@ -182,7 +183,7 @@ class NamedCorpus(Corpus):
             return rows
         total = self._stated_rows(rows, theirs) or sum(1 for _ in rows)
         if total <= held_out:
-            raise ValueError(f"{self.name} holds out its last {held_out} rows and has only {total}")
+            raise ValueError(f"{self.name} holds out its last {held_out} rows, but has only {total}")
         return rows.skip(total - held_out) if split == "valid" else islice(rows, total - held_out)
 
     @staticmethod
@@ -204,7 +205,7 @@ class NamedCorpus(Corpus):
             what, where = (recipe.repo, recipe.config), {"revision": self._state.commit}
         try:
             rows = load_dataset(*what, **where, split=theirs, streaming=True)
-        except Exception as error:  # of the library, of the network's library, of the system
+        except Exception as error:  # from the library, from its network library, or from the system
             raise self._unreachable(error) from error
         if rows.column_names is not None and recipe.field not in rows.column_names:
             raise ValueError(
@@ -243,7 +244,8 @@ class NamedCorpus(Corpus):
 
     @cached_property
     def _state(self) -> "_State":
-        """What the hub holds now. Asked for once, so that one preparation reads one state of the data set."""
+        """The current state on the hub. It is fetched once, so that one preparation reads one state of the
+        data set."""
         if self._recipe.script:
             return self._state_of(CONVERTED)
         main = self._state_of(None)
@@ -256,7 +258,7 @@ class NamedCorpus(Corpus):
 
         try:
             info = HfApi().dataset_info(self._recipe.repo, revision=revision)
-        except Exception as error:  # not all errors of the network are OSErrors
+        except Exception as error:  # not all network errors are OSErrors
             raise self._unreachable(error) from error
         if info.sha is None:
             raise FileNotFoundError(f"the hub names no commit of {self._recipe.repo}")
@@ -269,7 +271,7 @@ class NamedCorpus(Corpus):
 
 
 def join_articles(lines: Iterable[str]) -> Iterator[str]:
-    """WikiText comes a line a row; an article starts at its title, " = Title = "."""
+    """Join WikiText's rows, which are lines, into articles. An article starts at its title, " = Title = "."""
     article: list[str] = []
     for line in lines:
         if _TITLE.fullmatch(line) and article:

@@ -1,4 +1,4 @@
-"""Several corpora as one, and the documents of a corpus as the token ids that they become."""
+"""Several corpora as one, and a text corpus as token ids."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ class JoinedCorpus(Corpus):
         self.holds_ids = kinds.pop()
         self.holds_conversations = all(part.holds_conversations for part in parts)
         if not self.holds_conversations and any(part.holds_conversations for part in parts):
-            raise ValueError("parts must all hold conversations, or none of them")
+            raise ValueError("parts must all hold conversations, or none of them may")
         self.name = " and ".join(part.name for part in parts)
 
     @property
@@ -52,13 +52,13 @@ class JoinedCorpus(Corpus):
 
 
 class IdsOf(Corpus):
-    """The documents of a corpus of text as token ids, each with the end token behind it."""
+    """The documents of a text corpus as token ids, each followed by the end token."""
 
     holds_ids = True
 
     def __init__(self, corpus: Corpus, tokenizer: Tokenizer) -> None:
         if corpus.holds_ids:
-            raise ValueError(f"corpus must hold text, and {corpus.name} holds token ids")
+            raise ValueError(f"corpus must hold text, but {corpus.name} holds token ids")
         self.name = corpus.name
         self._corpus, self._tokenizer = corpus, tokenizer
         self._end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]

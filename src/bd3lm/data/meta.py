@@ -1,6 +1,6 @@
-"""What meta.json says of a folder of token shards: from what they were made, and which files they are.
+"""The contents of meta.json for a folder of token shards: what they were made from, and which files they are.
 
-It is believed in nothing that can be checked: its counts agree with each other, and files have bare names.
+Everything that can be checked is checked: counts must agree with each other, and files must have bare names.
 """
 
 import re
@@ -17,7 +17,7 @@ from bd3lm.io.files import write_atomically
 
 META_FILE = "meta.json"
 DType = Literal["uint16", "uint32"]
-Count = Annotated[int, Field(ge=0, le=1 << 60)]  # so that sums of offsets fit 64 bits
+Count = Annotated[int, Field(ge=0, le=1 << 60)]  # so that sums of offsets fit in 64 bits
 TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
 
 _BARE_NAME = re.compile(r"[\w-][\w.-]*\.bin", re.ASCII)
@@ -30,16 +30,16 @@ class Chat:
     """How conversations became tokens."""
 
     template: str | None
-    """sha256 of the chat template; None for texts and their continuations."""
+    """sha256 of the chat template; None for texts with their continuations."""
     answers: Literal["all", "last"]
     """Which answers of a conversation are learned."""
     begin: bool
-    """Whether texts begin with BOS; a template writes its own."""
+    """Whether texts begin with BOS. A template writes its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """All that decides the tokens: equal inputs give equal shards, byte for byte."""
+    """Everything that decides the tokens: equal inputs give equal shards, byte for byte."""
 
     tokenizer_fingerprint: str
     vocab_size: Annotated[int, Field(ge=1, le=1 << 32)]
@@ -53,11 +53,11 @@ class Inputs:
     splits: tuple[str, ...]
     shard_tokens: int
     chat: Chat | None = None
-    """None where documents are texts."""
+    """None if documents are texts."""
 
     def __post_init__(self) -> None:
         if not self.splits or len(set(self.splits)) < len(self.splits):
-            raise ValueError(f"splits must name at least one split, and none twice, got {self.splits}")
+            raise ValueError(f"splits must name at least one split, each once, got {self.splits}")
         for name in ("mask_id", "eos_id", "bos_id"):
             place = getattr(self, name)
             if place is not None and place >= self.vocab_size:
@@ -65,17 +65,17 @@ class Inputs:
         if (self.eos_between_documents and self.eos_id is None) or (
             self.bos_before_documents and self.bos_id is None
         ):
-            raise ValueError("eos_id and bos_id must be there where documents begin or end with them")
+            raise ValueError("eos_id and bos_id must be set if documents begin or end with them")
         if self.chat is not None and self.around_documents:
-            raise ValueError("a conversation must hold all of its tokens, got more around it")
+            raise ValueError("conversations must not have tokens added around them")
 
     @property
     def around_documents(self) -> int:
-        """Tokens of a document that are not of its text."""
+        """Tokens of a document that are not part of its text."""
         return self.eos_between_documents + self.bos_before_documents
 
     def differences(self, other: "Inputs") -> list[str]:
-        """What `other` has that differs, for people; a source may change its name."""
+        """The differences to `other`, for people. A source may change its name."""
         ours, theirs = (vars(inputs) for inputs in (self, other))
         changed = [key for key in ours if key not in ("source", "chat") and ours[key] != theirs[key]]
         return _chat_differences(self.chat, other.chat) + [
@@ -86,7 +86,7 @@ class Inputs:
         ]
 
     def _other_source(self, other: "Inputs") -> str:
-        """A fingerprint tells people nothing; how the source was read may."""
+        """Name the source rather than its fingerprint, which tells people nothing."""
         if self.source == other.source:
             return f"source {self.source!r}, whose text has changed since"
         return f"source {self.source!r}, not {other.source!r}"
@@ -112,14 +112,14 @@ class Shard:
     file: str
     documents: Annotated[Count, Field(ge=1)]
     tokens: Count
-    text_bytes: Count  # of their UTF-8 text: what bits per byte are counted against
+    text_bytes: Count  # of their UTF-8 text, for bits per byte
     sha256: str
     answers_sha256: str | None = None
-    """Of the bits beside it that say which tokens are of answers; None where documents are texts."""
+    """sha256 of the bits that mark tokens of answers; None if documents are texts."""
 
     def __post_init__(self) -> None:
         if not _BARE_NAME.fullmatch(self.file):
-            raise ValueError(f"file must be the bare name of a .bin file beside it, got {self.file!r:.80}")
+            raise ValueError(f"file must be the bare name of a .bin file next to it, got {self.file!r:.80}")
         for name in ("sha256", "answers_sha256"):
             digest = getattr(self, name)
             if not _DIGEST.fullmatch(digest if digest is not None or name == "sha256" else "0" * 64):
@@ -136,7 +136,7 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """The shards of a split, and their sums for whoever reads meta.json."""
+    """The shards of a split, and their sums for readers of meta.json."""
 
     complete: bool
     documents: Count
@@ -146,7 +146,7 @@ class Split:
 
     def __post_init__(self) -> None:
         if self.complete and not self.shards:
-            raise ValueError("shards must not be empty in a split that is complete")
+            raise ValueError("shards must not be empty in a complete split")
         for name, total in _totals(self.shards).items():
             if getattr(self, name) != total:
                 raise ValueError(f"{name} must be {total}, the sum over shards, got {getattr(self, name)}")
@@ -176,7 +176,7 @@ class Meta:
 
     def __post_init__(self) -> None:
         if self.inputs.vocab_size - 1 > np.iinfo(self.dtype).max:
-            raise ValueError(f"dtype must hold {self.inputs.vocab_size} tokens, got {self.dtype}")
+            raise ValueError(f"dtype must have room for {self.inputs.vocab_size} tokens, got {self.dtype}")
         named = Counter(shard.file for split in self.splits.values() for shard in split.shards)
         for file, times in named.most_common(1):
             if times > 1:
@@ -185,7 +185,7 @@ class Meta:
             each.answers_sha256 is not None for split in self.splits.values() for each in split.shards
         }
         if has_answers - {self.inputs.chat is not None}:
-            raise ValueError("answers_sha256 must be there for conversations, and for nothing else")
+            raise ValueError("answers_sha256 must be set for conversations, and only for them")
 
     @property
     def complete(self) -> bool:
@@ -216,7 +216,8 @@ _META = TypeAdapter(Meta)
 
 
 def dumped(meta: Meta, *, indent: int | None = None) -> bytes:
-    """A folder of texts says nothing of answers, as before there were any: its fingerprint stays."""
+    """The JSON of meta.json. A folder of texts leaves out everything about answers, so older fingerprints
+    stay valid."""
     of_chats: dict[str, Any] = {
         "inputs": {"chat"},
         "splits": {"__all__": {"shards": {"__all__": {"answers_sha256"}}}},
@@ -225,7 +226,7 @@ def dumped(meta: Meta, *, indent: int | None = None) -> bytes:
 
 
 def _short(value: Any) -> Any:
-    """As much of a fingerprint as people compare."""
+    """The start of a fingerprint, as much as people compare."""
     return value[:12] if isinstance(value, str) else value
 
 
@@ -235,5 +236,5 @@ def dtype_for(vocab_size: int) -> DType:
 
 
 def on_disk(dtype: DType) -> np.dtype[Any]:
-    """The integer as it is written: little-endian on every machine."""
+    """The integer type on disk: little-endian on every machine."""
     return np.dtype(dtype).newbyteorder("<")

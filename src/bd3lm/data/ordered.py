@@ -1,4 +1,4 @@
-"""Sequences in the order in which they lie, in batches."""
+"""Batches of sequences in their order on disk."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, overload
@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
 
 class OrderedBatches(Sequence["TokenBatch"]):
-    """The first `limit` sequences in batches (rows, context), read when asked for. The last may be small."""
+    """The first `limit` sequences in batches (rows, context), each read on access. The last batch may be
+    smaller."""
 
     def __init__(self, sequences: Sequences, *, rows: int, limit: int | None = None) -> None:
         self._sequences, self._rows = sequences, rows

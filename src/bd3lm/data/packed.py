@@ -1,11 +1,12 @@
-"""Sequences of one length, with several whole conversations in each that do not see each other.
+"""Sequences of one length that hold several whole conversations, which do not see each other.
 
-Conversations are packed by best fit, the longest first: each goes where the least room is left behind it. A
-method says of how many tokens a conversation must be a multiple (`Packing`); end tokens fill it up, and what
-is left of a sequence is absent. Which conversations share a sequence depends on their lengths alone.
+Conversations are packed by best fit, the longest first: each goes where it leaves the least room. A method
+may require the length of each conversation to be a multiple of some number (`Packing`); end tokens fill it
+up. The rest of a sequence is absent. Which conversations share a sequence depends only on their lengths.
 
-Where text is written in blocks, what stands behind an answer in its block is not there yet when the answer is
-written. It is absent then, and is not learned: of several answers in one block the longest is.
+If a method writes text in blocks, whatever follows an answer in the same block does not exist yet when the
+answer is written. So it is absent, and not learned: of several answers in one block, only the longest is
+learned.
 """
 
 from bisect import bisect_left, insort
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """What a method asks of conversations that share a sequence."""
+    """What a method requires of conversations that share a sequence."""
 
     unit: int = 1
-    """Each is filled up to a multiple of so many tokens, and so begins at one."""
+    """Each conversation is filled up to a multiple of this many tokens, so it begins at one."""
     in_blocks: bool = False
-    """Whether units are written whole: then the end tokens that fill the last are learned, and what stands
-    behind an answer in its unit is hidden."""
+    """Units are written whole: the end tokens that fill the last unit are learned, and whatever follows an
+    answer in its unit is hidden."""
 
     def __post_init__(self) -> None:
         if self.unit < 1:
@@ -51,9 +52,9 @@ class PackedConversations(Sequences):
         skip_long: bool = False,
         alone: bool = False,
     ) -> None:
-        """One that is longer than the context is an error, or is left out with `skip_long`. With `alone` each
-        has a sequence of its own, and what stands behind it there is neither hidden nor predicted: for what
-        reads a text from left to right, and knows of one only."""
+        """A conversation longer than the context is an error, or is left out with `skip_long`. With `alone`
+        each conversation has a sequence of its own, and whatever follows it there is neither hidden nor
+        predicted. That is for models that read a text from left to right, and can read only one at a time."""
         self.shards, self.split, self.context = shards, split, context
         self.packing = packing or Packing()
         unit = self.packing.unit
@@ -63,7 +64,7 @@ class PackedConversations(Sequences):
             )
         eos = shards.meta.inputs.eos_id
         if eos is None and unit > 1:
-            raise ValueError("conversations in blocks need a tokenizer with an end token, to fill the last")
+            raise ValueError("conversations in blocks need a tokenizer with an end token, to fill blocks")
         self._fill = 0 if eos is None else eos
         lengths = shards.lengths(split).astype(np.int64)
         self._starts = np.concatenate(([0], np.cumsum(lengths)))
@@ -76,16 +77,16 @@ class PackedConversations(Sequences):
             )
             raise ValueError(
                 f"conversation {first + 1:,} of split {split!r} has {lengths[first]:,} tokens, more than the "
-                f"context of {context:,}{others}: give a longer context, or leave out what does not fit with "
+                f"context of {context:,}{others}: use a longer context, or leave out long conversations with "
                 "--data.skip_long true"
             )
         self.skipped = len(long)
-        """How many conversations are too long, and left out."""
+        """How many conversations were left out as too long."""
         self._alone = alone
         fitting = np.flatnonzero(sizes <= context).tolist()
         self._rows = [(document,) for document in fitting] if alone else pack(sizes, context)
         self.waste = 1 - float(lengths[sizes <= context].sum()) / max(1, len(self._rows) * context)
-        """The share of the places that hold no token of a conversation."""
+        """The share of positions without a token of a conversation."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -118,11 +119,11 @@ class PackedConversations(Sequences):
         return TokenBatch(*map(torch.from_numpy, (tokens, scored, absent, documents)))
 
     def documents(self, place: int) -> tuple[int, ...]:
-        """The numbers of the conversations of a sequence."""
+        """The numbers of the conversations in a sequence."""
         return self._rows[place]
 
     def _layout(self, place: int) -> Iterator[tuple[int, int, int]]:
-        """Where each conversation of a sequence begins, where its fill ends, and its number."""
+        """For each conversation of a sequence: where it begins, where its fill ends, and its number."""
         begin, unit = 0, self.packing.unit
         for document in self._rows[place]:
             length = int(self._starts[document + 1] - self._starts[document])
@@ -136,11 +137,11 @@ class PackedConversations(Sequences):
 
 
 def pack(sizes: NDArray[np.int64], context: int) -> list[tuple[int, ...]]:
-    """Which of some sizes share a sequence: best fit, the largest first. Those that do not fit are left out.
+    """Which conversations share a sequence: best fit, the largest first. Those that do not fit are left out.
 
-    The sequences come in the order of the first of their conversations, and these in their own order.
+    Sequences are ordered by their first conversation, and each lists its conversations in order.
     """
-    rooms: list[tuple[int, int]] = []  # what is left of each open sequence, sorted, and its number
+    rooms: list[tuple[int, int]] = []  # the room left in each open sequence, sorted, and its number
     found: list[list[int]] = []
     for place in np.argsort(-sizes, kind="stable").tolist():
         size = int(sizes[place])
@@ -157,8 +158,8 @@ def pack(sizes: NDArray[np.int64], context: int) -> list[tuple[int, ...]]:
 
 
 def hide_rests(scored: NDArray[np.bool_], absent: NDArray[np.bool_], unit: int) -> None:
-    """In each unit of a conversation, of its runs of scored tokens keep the longest, the last of equal ones;
-    what stands behind it is absent, and runs before it are given."""
+    """In each unit of a conversation keep the longest run of scored tokens, the last of equal ones. Whatever
+    follows it becomes absent, and earlier runs become given."""
     for begin in range(0, len(scored), unit):
         flags = scored[begin : begin + unit]
         edges = np.flatnonzero(np.diff(flags, prepend=False, append=False))

@@ -1,4 +1,4 @@
-"""The rows of a .parquet file, a few at a time, none of them larger than a limit."""
+"""The rows of a .parquet file, a few at a time, none larger than a limit."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -10,8 +10,8 @@ from bd3lm.io.reading import DocumentTooLong
 
 _BATCH_ROWS, _BATCH_BYTES = 256, 1 << 28
 _BATCH_VALUES = 64
-_CHARACTER_BYTES = 8  # in parquet, at most: 4 of UTF-8, and 4 of the length of its text
-_PAGE_BYTES = 1 << 20  # of a group of rows beside its texts, generously
+_CHARACTER_BYTES = 8  # in parquet, at most: 4 of UTF-8, and 4 for the length of its text
+_PAGE_BYTES = 1 << 20  # per group of rows besides its texts, generously
 
 
 def _open_parquet(path: Path, **options: Any) -> Any:
@@ -22,7 +22,7 @@ def _open_parquet(path: Path, **options: Any) -> Any:
 
 @contextmanager
 def _damage_named(path: Path) -> Iterator[None]:
-    """Name the file in what pyarrow raises, in one line; not in what the system says of a file."""
+    """Name the file in errors of pyarrow, in one line. Errors of the system already name it."""
     arrow = require("pyarrow", "data", f"reading {path.name}")
     try:
         yield
@@ -39,7 +39,7 @@ def count_parquet(path: Path) -> int:
 
 
 def parquet_texts(path: Path, field: str, max_document: int) -> Iterator[str]:
-    """The texts in a column, a few at a time; a null is a blank one."""
+    """The texts in a column, a few at a time; null becomes a blank text."""
     file = _open_parquet(path)
     schema = file.schema_arrow
     if field not in schema.names:
@@ -55,10 +55,11 @@ def parquet_texts(path: Path, field: str, max_document: int) -> Iterator[str]:
 
 
 def parquet_values(path: Path, fields: Collection[str], max_document: int) -> Iterator[dict[str, Any]]:
-    """The rows of a file as plain values, those of these fields; the others are named, and not read.
+    """The rows of a file as plain values, restricted to these fields. Other fields are
+    present with the value None, and are not read.
 
-    Texts are stored once for all places that name them, and are unpacked after it is known how many
-    characters that makes.
+    A text is stored once for all rows that use it. It is unpacked only once the total number of characters is
+    known.
     """
     file = _open_parquet(path)
     names = list(file.schema_arrow.names)
@@ -91,7 +92,7 @@ def _one_by_one(path: Path, batch: Any, first: int, max_document: int) -> Iterat
 
 
 def _characters(array: Any) -> int:
-    """The bytes of all texts in an array of any depth, however often one of them is named."""
+    """The bytes of all texts in an array of any depth, counting repeated ones each time."""
     arrow, compute = (require(name, "data", "reading parquet") for name in ("pyarrow", "pyarrow.compute"))
     types = arrow.types
     if isinstance(array, arrow.RecordBatch):
@@ -118,9 +119,9 @@ def _column(path: Path, file: Any, field: str) -> Iterator[str]:
 
 
 def _longest_named(batch: Any) -> int:
-    """The bytes of the longest text that is stored once for the rows that name it, or 1.
+    """The bytes of the longest text that is stored once for several rows, or 1.
 
-    A batch holds it as often as it is named, so that little on the disk would be much in memory.
+    A batch holds it once per row that uses it, so little on disk could become much in memory.
     """
     if batch is None or not hasattr(batch.column(0), "dictionary"):
         return 1
@@ -129,9 +130,9 @@ def _longest_named(batch: Any) -> int:
 
 
 def _check_sizes(path: Path, metadata: Any, max_document: int) -> None:
-    """Refuse, before they are unpacked, rows that must be too long, however what they take is divided.
+    """Refuse rows that must be too long, before unpacking them, however their size is divided.
 
-    By all columns together: asking for one ends the process where what is said of it is damaged.
+    The check uses all columns together: asking for one ends the process if its metadata is damaged.
     """
     first = 1
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
@@ -141,7 +142,7 @@ def _check_sizes(path: Path, metadata: Any, max_document: int) -> None:
 
 
 def _is_text(kind: Any) -> bool:
-    """Whether a column gives strings; one of nulls alone has a type of its own."""
+    """Whether a column holds strings. A column of nulls alone has a type of its own."""
     types = require("pyarrow", "data", "reading parquet").types
     if types.is_dictionary(kind):
         return _is_text(kind.value_type)

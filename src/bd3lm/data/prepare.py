@@ -1,10 +1,10 @@
-"""Text to token shards: parallel, bounded in memory, the same bytes every time, and never work lost.
+"""Text to token shards: parallel, bounded in memory, reproducible to the byte, and resumable.
 
-Documents are read in order by this process and tokenized in batches, by worker processes when there are more
-than one; the results are taken in the order of the documents, so the number of workers changes nothing. At
-most a few batches a worker are under way. A shard is finished at the first end of a document where it holds
-`shard_tokens` tokens; then meta.json is rewritten. After an interruption the finished shards stay, their
-documents are skipped (read, not tokenized), and the result is bit for bit that of an uninterrupted run.
+This process reads documents in order. They are tokenized in batches, by worker processes if there are more
+than one. Results are taken in the order of the documents, so the number of workers changes nothing. At most a
+few batches per worker are in memory. A shard ends at the first document end after `shard_tokens` tokens; then
+meta.json is rewritten. After an interruption the finished shards stay, their documents are skipped (read, not
+tokenized), and the result is bit for bit that of an uninterrupted run.
 """
 
 import io
@@ -46,7 +46,7 @@ from bd3lm.io.files import (
     write_atomically,
 )
 
-SHARD_TOKENS = 1 << 26  # 128 MB of uint16; at most this much tokenizing is repeated after an interruption
+SHARD_TOKENS = 1 << 26  # 128 MB of uint16; an interruption repeats the tokenizing of at most this many tokens
 
 
 def prepare(
@@ -62,24 +62,25 @@ def prepare(
     progress: bool | None = None,
     chat: ChatFormat | None = None,
 ) -> TokenShards:
-    """Tokenize the `splits` of a corpus (all of them) into shards in the folder `out`, and open it.
+    """Tokenize the `splits` of a corpus (all by default) into shards in the folder `out`, and open it.
 
-    EOS follows every document, and BOS precedes it if asked for. A corpus of conversations becomes tokens as
-    `chat` says, with a record of which of them are of answers; its template is saved with the tokenizer. If a
-    conversation turns out to be none before the first shard is finished, nothing stays of a new folder.
+    EOS follows every document, and BOS precedes it if requested. `chat` says how a corpus of conversations
+    becomes tokens. The shards then record which tokens belong to answers, and the template is saved with the
+    tokenizer. If a document turns out to be unusable before the first shard is finished, a new folder is
+    removed.
 
-    A folder that was finished from the same inputs is left alone; only a tokenizer that is missing or differs
-    is written again. Where the work was interrupted, or shards are missing or cut off, it goes on. Other
-    inputs than those of a finished shard are an error.
+    A finished folder with the same inputs is left alone; only a missing or different tokenizer is written
+    again. If the work was interrupted, or shards are missing or cut off, it continues. If a finished shard
+    was made from other inputs, that is an error.
 
     More than one worker spawns processes, so a script needs multiprocessing's `if __name__ == "__main__":`.
-    `progress` shows a bar, by default on a terminal only.
+    `progress` shows a bar, by default only on a terminal.
     """
     splits = tuple(corpus.splits if splits is None else splits)
     for split in splits:
         corpus.check_split(split)
     if not splits or len(set(splits)) < len(splits):
-        raise ValueError(f"splits must name at least one split, and none twice, got {splits}")
+        raise ValueError(f"splits must name at least one split, each once, got {splits}")
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
     if shard_tokens < 1:
@@ -94,11 +95,11 @@ def prepare(
         )
     if (chat is not None) != corpus.holds_conversations:
         raise ValueError(
-            f"chat must be given for conversations and for nothing else, and {corpus.name} holds "
+            f"chat must be given for conversations and only for them, but {corpus.name} holds "
             f"{'conversations' if corpus.holds_conversations else 'text'}"
         )
     if chat is not None:
-        eos_between_documents = bos_before_documents = False  # a conversation holds all of its tokens
+        eos_between_documents = bos_before_documents = False  # a conversation already has all of its tokens
         if chat.template is not None:
             tokenizer = replace(tokenizer, chat_template=chat.template)
     out = local_path(out)
@@ -145,7 +146,7 @@ def prepare(
 
 @contextmanager
 def _nothing_left(out: Path, is_new: bool) -> Iterator[None]:
-    """Remove a folder that was made for documents of which one cannot be used, unless some work is done."""
+    """Remove a new folder if one of its documents cannot be used, unless a shard is finished."""
     try:
         yield
     except ValueError:
@@ -155,30 +156,28 @@ def _nothing_left(out: Path, is_new: bool) -> Iterator[None]:
 
 
 def _begin(out: Path, inputs: Inputs) -> Meta:
-    """Where the work stands: the shards that earlier calls finished and that are still whole."""
+    """The current state of the work: shards that earlier calls finished and that are still whole."""
     empty = {split: Split.of((), complete=False) for split in inputs.splits}
     new = Meta(dtype=dtype_for(inputs.vocab_size), inputs=inputs, splits=empty)
     if not (out / META_FILE).exists():
         if any(out.glob("*.bin")):
-            raise FileExistsError(
-                f"{out} holds .bin files and no {META_FILE}: prepare into a folder of its own"
-            )
+            raise FileExistsError(f"{out} holds .bin files but no {META_FILE}: choose another folder")
         new.write(out)
         return new
     meta = Meta.read(out)
     if differences := meta.inputs.differences(inputs):
         if any(split.shards for split in meta.splits.values()):
             raise ValueError(
-                f"{out} was prepared from other inputs, with {'; '.join(differences)}: choose another folder"
+                f"{out} was prepared from other inputs: {'; '.join(differences)}; choose another folder"
             )
-        new.write(out)  # no work is lost, as after a line that could not be read and was corrected
+        new.write(out)  # no finished work is lost, for example after an unreadable line was corrected
         return new
     kept = {name: _kept(out, meta.splits.get(name, nothing), meta) for name, nothing in empty.items()}
     return replace(meta, splits=kept)
 
 
 def _holds_tokenizer(out: Path, tokenizer: Tokenizer) -> bool:
-    """Whether the tokenizer is beside its shards: without it, or with another, they cannot be used."""
+    """Whether the right tokenizer is next to its shards, which cannot be used without it."""
     try:
         there = load_tokenizer(out)
     except (FileNotFoundError, ValueError):  # missing, or damaged
@@ -235,7 +234,7 @@ def _prepare_split(out: Path, meta: Meta, name: str, corpus: Corpus, encode: Enc
 
 
 class _ShardWriter:
-    """The shard being written: tokens go to the disk as they come, document lengths wait until the end."""
+    """The shard being written. Tokens go to disk as they come; document lengths wait until the end."""
 
     def __init__(self, path: Path, shard_tokens: int) -> None:
         self._file = AtomicFile(path)
@@ -251,7 +250,7 @@ class _ShardWriter:
         return self._tokens >= self._room
 
     def take(self, batch: Encoded) -> Encoded:
-        """Write documents until the shard is full; the rest is given back."""
+        """Write documents until the shard is full; return the rest."""
         fitting = int(np.searchsorted(batch.ends, self._room - self._tokens)) + 1
         mine, rest = batch.split_at(min(fitting, len(batch.ends)))
         data = mine.tokens.tobytes()
@@ -288,7 +287,7 @@ class _ShardWriter:
 
 
 class _Bar:
-    """Progress by documents, with the text read and the tokens written; nothing at all when not wanted."""
+    """Progress by documents, with the text read and the tokens written; does nothing if no bar is wanted."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -299,7 +298,7 @@ class _Bar:
         self._task = self._progress.add_task(
             f"tokenizing {split}", total=None, completed=done.documents, counts="counting"
         )
-        self._progress.update(self._task, total=count(), counts="")  # counting may be a pass over the text
+        self._progress.update(self._task, total=count(), counts="")  # counting may read the whole text
 
     def advance(self, batch: Encoded) -> None:
         self._tokens += len(batch.tokens)

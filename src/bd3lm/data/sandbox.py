@@ -1,7 +1,7 @@
-"""What a chat template writes: a program that came with a model, run where it can do no harm.
+"""Run a chat template, which is a program that came with a model, where it can do no harm.
 
-It runs in a process of its own (`template.py`), which has little time and little memory, and which the system
-ends where that is not enough. The process is kept for the next template, as starting one takes long.
+It runs in a separate process (`template.py`) with little time and little memory; the system ends that process
+if it exceeds them. The process is reused for later templates, because starting one is slow.
 """
 
 import atexit
@@ -18,11 +18,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_MOST_TEMPLATE = 1_000_000  # characters; long ones have thirty thousand
-_MOST_TEXT = 1_000_000  # characters of what it writes, beside four for each that the messages hold
-_MOST_SECONDS = 2  # of computing; they take milliseconds
+_MOST_TEMPLATE = 1_000_000  # characters; long templates have thirty thousand
+_MOST_TEXT = 1_000_000  # characters in its output, besides four for each character in the messages
+_MOST_SECONDS = 2  # of computing; real templates take milliseconds
 _MOST_BYTES = 2**29
-_MOST_WAITING = 60.0  # seconds, on a machine that is busy with others
+_MOST_WAITING = 60.0  # seconds, on a machine that is busy
 _FAREWELL = 1.0  # seconds
 _PROGRAM = Path(__file__).with_name("template.py")
 
@@ -35,7 +35,8 @@ def rendered(
     bos_token: str = "",
     eos_token: str = "",
 ) -> str:
-    """What a template writes of messages; a ValueError of one line where it fails or does too much."""
+    """The output of a template for some messages. Raises a one-line ValueError if it fails or exceeds a
+    limit."""
     if len(template) > _MOST_TEMPLATE:
         raise ValueError(
             f"a chat template must have at most {_MOST_TEMPLATE:,} characters, got {len(template):,}"
@@ -54,7 +55,7 @@ def rendered(
 
 
 class _Process:
-    """The process in which templates run, one after another; started when it is needed, and once it has
+    """The process in which templates run, one after another. It is started on first use, and again after it
     ended."""
 
     def __init__(self) -> None:
@@ -63,22 +64,22 @@ class _Process:
         self._owner = 0
 
     def answer(self, asked: Mapping[str, Any]) -> dict[str, str]:
-        """What it says to what it is asked, or the `error` that ended it."""
+        """The answer to a request, or the `error` that ended the process."""
         with self._lock:
             running = self._started()
             try:
                 return _exchange(running, json.dumps(asked).encode() + b"\n")
             except TimeoutError:
                 self._end(running)
-                return {"error": f"it takes longer than {_MOST_WAITING:.0f} s"}
+                return {"error": f"it took longer than {_MOST_WAITING:.0f} s"}
             except (BrokenPipeError, EOFError):
                 return {"error": self._why_ended(running)}
-            except BaseException:  # what it says to this must not be taken for the answer to the next
+            except BaseException:  # its late answer must not be taken for the answer to the next request
                 self._end(running)
                 raise
 
     def close(self) -> None:
-        """End it, if this process has started it: a fork of another has not."""
+        """End the process if this process started it: a fork of another process did not."""
         if self._running is not None and self._owner == os.getpid():
             self._end(self._running)
 
@@ -94,7 +95,7 @@ class _Process:
         return self._running
 
     def _end(self, running: subprocess.Popen[bytes]) -> int:
-        """Its status, for which its pipes are closed and it is not waited for long."""
+        """Its exit status. Closes its pipes and waits briefly."""
         self._running = None
         for pipe in (running.stdin, running.stdout):
             with suppress(OSError):
@@ -108,12 +109,12 @@ class _Process:
     def _why_ended(self, running: subprocess.Popen[bytes]) -> str:
         status = self._end(running)
         if status == -signal.SIGXCPU:
-            return f"it computes for more than {_MOST_SECONDS} s"
+            return f"it used more than {_MOST_SECONDS} s of computing time"
         return f"its process ended with status {status}"
 
 
 def _exchange(running: subprocess.Popen[bytes], line: bytes) -> dict[str, str]:
-    """One line there, one line back."""
+    """Send one line, read one line back."""
     assert running.stdin is not None
     assert running.stdout is not None
     running.stdin.write(line)

@@ -1,4 +1,4 @@
-"""A split as sequences of one length, which are read by number: what batches are made of."""
+"""A split as sequences of one length, read by number: the source of batches."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Sequences(ABC):
-    """Sequences of `context` tokens of one split of some shards."""
+    """Sequences of `context` tokens from one split of some shards."""
 
     shards: TokenShards
     split: str
@@ -22,19 +22,19 @@ class Sequences(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many there are."""
+        """How many sequences there are."""
 
     @abstractmethod
     def batch(self, index: Sequence[int] | NDArray[np.integer]) -> "TokenBatch":
-        """Some of them as a batch, with what of it is to be predicted."""
+        """Some of the sequences as a batch, with a mark on the tokens to predict."""
 
     @property
     @abstractmethod
     def why_empty(self) -> str:
-        """Why there is none, if there is none."""
+        """The reason, if there is no sequence."""
 
     def check_places(self, index: NDArray[np.integer]) -> None:
-        """Refuse numbers of sequences that are not there."""
+        """Refuse numbers of sequences that do not exist."""
         wrong = (index < 0) | (index >= len(self))
         if wrong.any():
             raise IndexError(

@@ -1,4 +1,4 @@
-"""A row of a data set as a conversation, by the names of its fields; what is none is one line."""
+"""Recognize a row of a data set as a conversation, by the names of its fields. Errors are one line."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ ROLES: Mapping[str, str] = {
     "model": "assistant",
     "ai": "assistant",
 }
-"""What data sets call who speaks, and what it is here."""
+"""The names that data sets use for speakers, and our role for each."""
 
 _NAMES, _TEXTS = ("role", "from"), ("content", "value")
 
@@ -31,11 +31,11 @@ class Conversation(NamedTuple):
     is_text: bool = False
     """Whether they are a text and its continuation, which need no template."""
     cut: int = 0
-    """How many messages behind the last answer were left out: nothing is learned from them."""
+    """How many messages after the last answer were left out; nothing is learned from them."""
 
 
 def conversation_of(row: Any) -> Conversation:
-    """The conversation in a row of plain values; a ValueError says what is wrong with it."""
+    """The conversation in a row of plain values. A ValueError says what is wrong with it."""
     if not isinstance(row, Mapping):
         raise ValueError(f"must be an object with fields, got {type(row).__name__}")
     present = {name for name, value in row.items() if value is not None}
@@ -44,11 +44,11 @@ def conversation_of(row: Any) -> Conversation:
             return _checked(*read(row))
     known = "; ".join(" and ".join(fields) for fields, _ in _SHAPES)
     found = ", ".join(map(str, row)) or "none"
-    raise ValueError(f"has no fields of a conversation: known are {known}; it has {found:.200}")
+    raise ValueError(f"must have the fields of a conversation ({known}), got {found:.200}")
 
 
 def is_conversation(row: Any) -> bool:
-    """Whether a row has the fields of one."""
+    """Whether a row has the fields of a conversation."""
     return isinstance(row, Mapping) and any(row.keys() >= set(fields) for fields, _ in _SHAPES)
 
 
@@ -57,7 +57,7 @@ def _checked(messages: Sequence[Message], is_text: bool) -> Conversation:
     while kept and kept[-1].role != "assistant":
         kept.pop()
     if not kept:
-        raise ValueError("has no message of the assistant, and so nothing to learn")
+        raise ValueError("has no message of the assistant, so there is nothing to learn")
     if kept[0].role == "assistant":
         raise ValueError("begins with an answer: something must come before it")
     return Conversation(tuple(kept), is_text, len(messages) - len(kept))
@@ -72,7 +72,8 @@ def _from_list(name: str) -> Callable[[Mapping[str, Any]], tuple[list[Message], 
 
 
 def _from_pair(question: str, answer: str) -> Callable[[Mapping[str, Any]], tuple[list[Message], bool]]:
-    """Two texts, or two lists of messages; the texts may go without a template if nothing else is said."""
+    """Two texts, or two lists of messages. The texts may go without a template if the row has nothing
+    else."""
 
     def read(row: Mapping[str, Any]) -> tuple[list[Message], bool]:
         system = _system(row)
@@ -85,7 +86,7 @@ def _from_pair(question: str, answer: str) -> Callable[[Mapping[str, Any]], tupl
 
 
 def _instruction(row: Mapping[str, Any]) -> tuple[list[Message], bool]:
-    """What Alpaca has: an instruction, often with something that it is about."""
+    """The fields of Alpaca: an instruction, often with an input."""
     asked = _message("user", row["instruction"], "instruction").content
     about = row.get("input")
     if about is not None and not isinstance(about, str):
@@ -107,11 +108,11 @@ _SHAPES: tuple[tuple[tuple[str, ...], _Read], ...] = (
 )
 
 FIELDS = frozenset(name for fields, _ in _SHAPES for name in fields) | {"input", "system"}
-"""All that is looked at."""
+"""All fields that are read."""
 
 
 def _system(row: Mapping[str, Any]) -> list[Message]:
-    """What an assistant is told beforehand, in a field of its own."""
+    """The system message, from a field of its own."""
     said = row.get("system")
     if said is None or said == "":
         return []

@@ -1,18 +1,18 @@
-"""Token shards on disk: what they look like, what they were made from, and reading them without loading them.
+"""Token shards on disk: their format, their origin, and reading them without loading them whole.
 
-A folder holds, for each split,
+For each split a folder holds
 
-    train-00000.bin           token ids, raw little-endian uint16 or uint32, whichever the vocabulary needs
+    train-00000.bin           token ids, raw little-endian uint16 or uint32, depending on the vocabulary
     train-00000.lengths.npy   the length in tokens of each document of that shard, without its BOS and EOS
-    train-00000.answers       of conversations: a bit for each token, 1 where it is of an answer
+    train-00000.answers       for conversations: one bit per token, 1 if it belongs to an answer
 
-then the tokenizer (tokenizer.json, tokenizer_config.json) and meta.json: the counts and the sha256 of every
-shard, and the fingerprints of the tokenizer and of the source. A shard ends where a document ends. meta.json
-is written last, after each shard, so it never names a file that is not complete; `prepare` goes on from it.
+It also holds the tokenizer (tokenizer.json, tokenizer_config.json) and meta.json: the counts and the sha256
+of every shard, and the fingerprints of the tokenizer and of the source. A shard ends where a document ends.
+meta.json is written last, after each shard, so it never names an incomplete file; `prepare` resumes from it.
 
-A folder may come from anywhere, so meta.json is believed in nothing that can be checked: its counts agree
-with each other and with the files, which have bare names, and a shard has its sha256 when it is first read
-(`VerifiedFile`).
+A folder may come from anywhere, so everything in meta.json that can be checked is checked: its counts must
+agree with each other and with the files, the files must have bare names, and each shard must match its sha256
+when it is first read (`VerifiedFile`).
 """
 
 import hashlib
@@ -37,15 +37,16 @@ _LONG = 2.0  # seconds
 
 
 class TokenShards:
-    """A finished folder of shards. Opening reads meta.json only; a shard is checked when it is first read."""
+    """A finished folder of shards. Opening it reads only meta.json; each shard is checked when it is first
+    read."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = local_path(folder)
         self.meta = Meta.read(self.folder)
         if not self.meta.complete:
             raise ValueError(
-                f"the preparation of {self.folder} was interrupted: prepare it again with the same inputs, "
-                f"and it goes on where it stopped"
+                f"the preparation of {self.folder} was interrupted: prepare it again with the same inputs "
+                "to resume"
             )
         self._open: dict[str, VerifiedFile] = {}
         self._starts = {
@@ -55,11 +56,12 @@ class TokenShards:
 
     @property
     def splits(self) -> tuple[str, ...]:
+        """The names of the splits."""
         return self.meta.inputs.splits
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer saved beside the shards."""
+        """The tokenizer saved next to the shards."""
         tokenizer = saved_tokenizer(self.folder)
         if tokenizer is None:
             raise FileNotFoundError(
@@ -71,12 +73,12 @@ class TokenShards:
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of what was put in and what came out: the same for the same tokens from the same source."""
+        """sha256 of the inputs and the output: equal for the same tokens from the same source."""
         meta = replace(self.meta, inputs=replace(self.meta.inputs, source=""))
         return hashlib.sha256(dumped(meta)).hexdigest()
 
     def require_tokenizer(self, tokenizer: Tokenizer | str) -> None:
-        """Refuse a tokenizer, or a fingerprint of one, that did not make these shards."""
+        """Refuse a tokenizer, or the fingerprint of a tokenizer, that did not make these shards."""
         given = tokenizer if isinstance(tokenizer, str) else tokenizer.fingerprint
         made_with = self.meta.inputs.tokenizer_fingerprint
         if given != made_with:
@@ -92,13 +94,13 @@ class TokenShards:
         return self.meta.splits[name]
 
     def read(self, split: str, start: int, stop: int) -> NDArray[Any]:
-        """Tokens start..stop of a split, across the borders of shards."""
+        """Tokens start..stop of a split, across shards."""
         return self._across(split, start, stop, self._read, np.dtype(on_disk(self.meta.dtype)))
 
     def answers(self, split: str, start: int, stop: int) -> NDArray[np.bool_]:
-        """Which of these tokens are of answers, in conversations."""
+        """Which of these tokens belong to answers, in conversations."""
         if self.meta.inputs.chat is None:
-            raise ValueError(f"the shards in {self.folder} hold texts, in which nothing is an answer")
+            raise ValueError(f"the shards in {self.folder} hold texts, which have no answers")
         return self._across(split, start, stop, self._read_answers, np.dtype(np.bool_))
 
     def _across(
@@ -130,12 +132,13 @@ class TokenShards:
         return np.concatenate([load_lengths(self.folder, shard, around) for shard in shards])
 
     def check(self, say: Callable[[str], object] = lambda line: None) -> None:
-        """Make sure that all shards are whole, before hours of work on them; if it takes long, `say` so."""
+        """Check that all shards are whole, before hours of work with them. If this takes long, `say` reports
+        it."""
         started, said = time.monotonic(), False
         for name in self.splits:
             for shard in self.meta.splits[name].shards:
                 if not said and time.monotonic() - started > _LONG:
-                    say(f"checking that the shards in {self.folder} are whole; a later start need not")
+                    say(f"checking that the shards in {self.folder} are whole; later starts can skip this")
                     said = True
                 self._opened(shard)
                 if self.meta.inputs.chat is not None:
@@ -173,13 +176,14 @@ class TokenShards:
 
 
 def open_shard(folder: Path, shard: Shard, meta: Meta, *, anew: bool = False) -> VerifiedFile:
-    """A shard that has its sha256 and none but tokens of the vocabulary; `anew` trusts no earlier check."""
+    """A shard that matches its sha256 and has only tokens of the vocabulary. `anew` ignores earlier
+    checks."""
     path, kind, size = folder / shard.file, on_disk(meta.dtype), meta.inputs.vocab_size
 
     def inspect(piece: bytes) -> None:
         most = np.frombuffer(piece, kind).max(initial=0)
         if most >= size:
-            raise ValueError(f"{path} is damaged: it has token {most}, and the vocabulary ends at {size - 1}")
+            raise ValueError(f"{path} is damaged: it has token {most}, but the vocabulary ends at {size - 1}")
 
     try:
         return VerifiedFile(
@@ -192,7 +196,7 @@ def open_shard(folder: Path, shard: Shard, meta: Meta, *, anew: bool = False) ->
 
 
 def open_answers(folder: Path, shard: Shard, *, anew: bool = False) -> VerifiedFile:
-    """Which tokens of a shard are of answers, a bit each."""
+    """One bit per token of a shard: whether it belongs to an answer."""
     path = folder / shard.answers_file
     try:
         size = -(-shard.tokens // 8)
@@ -208,9 +212,9 @@ def _restorable(error: ValueError) -> ValueError:
 
 
 def load_lengths(folder: Path, shard: Shard, around: int) -> NDArray[np.uint32]:
-    """The document lengths of a shard, one for each of its documents.
+    """The lengths of a shard's documents.
 
-    With the tokens `around` each text they are as many as the tokens of the shard.
+    Together with the `around` extra tokens per document they must add up to the tokens of the shard.
     """
     path = folder / shard.lengths_file
     try:
@@ -219,24 +223,24 @@ def load_lengths(folder: Path, shard: Shard, around: int) -> NDArray[np.uint32]:
         raise FileNotFoundError(f"{path} is missing: prepare the folder again to restore it") from None
     except OSError:
         raise
-    except Exception as error:  # numpy reads the header as Python, with whatever that raises
+    except Exception as error:  # numpy evaluates the header as Python, which may raise anything
         raise ValueError(f"{path} is damaged: {error}; prepare the folder again") from error
     tokens = int(lengths.sum(dtype=np.uint64)) + around * shard.documents
     if tokens != shard.tokens:
         raise ValueError(
-            f"{path} is damaged: its lengths make {tokens} tokens, not {shard.tokens}; prepare the folder "
-            "again"
+            f"{path} is damaged: its lengths add up to {tokens} tokens, not {shard.tokens}; prepare the "
+            "folder again"
         )
     return lengths
 
 
 def _read_lengths(path: Path, documents: int) -> NDArray[np.uint32]:
-    """By hand: numpy makes room for as many as the header says before it finds that they are not there."""
-    if not path.is_file():  # to open a pipe is to wait for its writer
+    """Read without numpy, which would allocate whatever the header claims before noticing missing data."""
+    if not path.is_file():  # opening a pipe would wait for its writer
         raise FileNotFoundError(path)
     with open(path, "rb") as file:
         if np.lib.format.read_magic(file) != (1, 0):
-            raise ValueError("it is of another version than 1.0")
+            raise ValueError("its version is not 1.0")
         shape, _, kind = np.lib.format.read_array_header_1_0(file)
         if kind != on_disk("uint32") or len(shape) != 1:
             raise ValueError(f"it is an array {shape} of {kind}")

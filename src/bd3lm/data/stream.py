@@ -1,11 +1,11 @@
 """Batches as a function of (seed, step) and nothing else.
 
-There is no loader with a state to save: epoch e is a pseudo-random permutation of the sequences keyed by
-(seed, e), which a Feistel network computes for single places in no memory, and the rows of step s are places
-s·rows to (s + 1)·rows of the epochs laid end to end, after those that an earlier stage has read. A run
-resumes at any step, on any number of devices: ranks and micro-batches take slices of the global batch.
+There is no loader with a state to save. Epoch e is a pseudo-random permutation of the sequences, keyed by
+(seed, e). A Feistel network computes it for single positions, without storing it. With the epochs laid end to
+end, step s reads positions s·rows to (s + 1)·rows, after those that an earlier stage has read. A run can
+resume at any step, on any number of devices: ranks and micro-batches take slices of the global batch.
 
-torch is not imported here, so that the workers that tokenize do not load it.
+torch is not imported here, so tokenizing workers do not load it.
 """
 
 from typing import TYPE_CHECKING
@@ -23,16 +23,16 @@ Words = NDArray[np.uint64]
 _GOLDEN = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
 _ROUNDS = 12
-_SMALLEST_HALF = 3  # with 12 rounds; halves of two bits favour some permutations of five or six
+_SMALLEST_HALF = 3  # with 12 rounds; halves of two bits favor some permutations of five or six
 
 
 def permute(places: NDArray[np.integer], size: int, key: tuple[int, int]) -> NDArray[np.int64]:
     """Where a pseudo-random permutation of 0..size−1, chosen by `key`, sends each of `places`.
 
-    A Feistel network is a bijection of 2h-bit numbers for any round function; here that is SplitMix64's
-    mixing of one half with a key. h is the smallest with 4^h ≥ size, and at least 3. A number that falls
-    outside 0..size−1 is sent through again until it does not (cycle walking), fewer than four times on
-    average unless size is tiny; that restricts the bijection to the numbers inside.
+    A Feistel network is a bijection of 2h-bit numbers for any round function. Ours mixes one half with a key
+    as in SplitMix64. h is the smallest number with 4^h ≥ size, and at least 3. A result outside 0..size−1
+    goes through the network again until it lies inside (cycle walking). This takes fewer than four rounds on
+    average unless size is tiny, and restricts the bijection to the numbers inside.
     """
     if size < 1:
         raise ValueError(f"size must be at least 1, got {size}")
@@ -49,9 +49,9 @@ def permute(places: NDArray[np.integer], size: int, key: tuple[int, int]) -> NDA
 
 
 class BatchStream:
-    """The global batch of each step: `rows` sequences, each once an epoch, epochs without a seam.
+    """The global batch of each step: `rows` sequences, each once per epoch, without gaps between epochs.
 
-    The first `skip` sequences of the order are left out: an earlier stage of training has read them.
+    The first `skip` sequences of the order are left out, because an earlier stage of training has read them.
     """
 
     def __init__(self, sequences: Sequences, *, rows: int, seed: int, skip: int = 0) -> None:
@@ -71,11 +71,11 @@ class BatchStream:
         return self.sequences.context
 
     def batch(self, step: int, rows: slice | None = None) -> "TokenBatch":
-        """Rows of the global batch of a step, all of them or a slice."""
+        """The global batch of a step, or a slice of its rows."""
         return self.sequences.batch(self.indices(step, rows))
 
     def indices(self, step: int, rows: slice | None = None) -> NDArray[np.int64]:
-        """Which sequences those are."""
+        """The numbers of the sequences in `batch`."""
         if step < 0:
             raise ValueError(f"step must not be negative, got {step}")
         wanted = range(self.rows)[rows or slice(None)]

@@ -1,12 +1,12 @@
-"""Runs chat templates: a program of its own, which nothing of bd3lm is loaded for.
+"""A separate program that runs chat templates and loads nothing of bd3lm.
 
-A template is a program of whoever made a model, and may loop for ever or make what no memory holds, in more
-ways than a list of what is forbidden can name. So the system ends it: this process has little time for each
-and little memory. In it a template runs in Jinja's sandbox and cannot change what it is given.
+A template is a program from the maker of a model. It may loop forever or fill the memory, in more ways than a
+list of forbidden things can name. So the system ends it: this process has little time per template and little
+memory. The template runs in Jinja's sandbox and cannot change its inputs.
 
-Its arguments are the seconds of computing that each may take, and the bytes of memory that there are. Each
-line of standard input is JSON: a `template`, what it is `said`, and how many `characters` it may write. Each
-is answered by a line of standard output: what it wrote, `text`, or the `error` why there is none.
+Arguments: the seconds of computing per template, and the bytes of memory. Each line of standard input is
+JSON: a `template`, its variables `said`, and the most `characters` it may write. Each line of standard output
+is the answer: its output `text`, or an `error`.
 """
 
 import json
@@ -26,7 +26,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class _Generation(Extension):
-    """The tag that says which part of a text an assistant wrote: of no concern here."""
+    """The tag that marks the assistant's part of a text; we ignore it."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -45,7 +45,7 @@ def _refuse(message: str) -> None:
 
 
 def _sandbox() -> ImmutableSandboxedEnvironment:
-    """Jinja's, with what chat templates call."""
+    """Jinja's sandbox with the functions that chat templates call."""
     box = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
@@ -57,7 +57,7 @@ def _sandbox() -> ImmutableSandboxedEnvironment:
 
 @lru_cache(maxsize=8)
 def _compiled(template: str) -> CodeType:
-    """Its program, which thousands of conversations share."""
+    """A compiled template, shared by thousands of conversations."""
     return _sandbox().compile(template)
 
 
@@ -69,21 +69,21 @@ def _written(template: str, said: dict[str, Any], most: int) -> str:
         pieces.append(piece)
         length += len(piece)
         if length > most:
-            raise ValueError(f"it makes a text of more than {most:,} characters")
+            raise ValueError(f"it writes more than {most:,} characters")
     return "".join(pieces)
 
 
 def _limit(kind: int, most: int) -> None:
-    """What the system does not limit, as macOS does not its memory, is not."""
+    """Set a limit, unless the system lacks it, as macOS lacks a memory limit."""
     with suppress(ValueError, OSError):
         hard = resource.getrlimit(kind)[1]
         resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def main() -> None:
-    """Run one template after another, until there is no more to read."""
+    """Run one template after another, until the input ends."""
     seconds, size = map(int, sys.argv[1:])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who asks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent process
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_AS, size)
     for line in sys.stdin:
@@ -93,9 +93,9 @@ def main() -> None:
             asked = json.loads(line)
             answer = {"text": _written(asked["template"], asked["said"], asked["characters"])}
         except MemoryError:
-            answer = {"error": f"it takes more than {size >> 20:,} MiB of memory"}
+            answer = {"error": f"it used more than {size >> 20:,} MiB of memory"}
             enough = False
-        except Exception as error:  # of any kind that a program can raise
+        except Exception as error:  # a program can raise anything
             answer = {"error": " ".join(str(error).split())[:500] or type(error).__name__}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()

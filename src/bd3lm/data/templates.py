@@ -1,10 +1,10 @@
-"""Chat templates by name or in a file, for models that came without one."""
+"""Chat templates by name or from a file, for models that come without one."""
 
 from pathlib import Path
 
 from bd3lm.io.files import local_path, read_text
 
-_MOST_BYTES = 4_000_000  # what a template may have in characters, at most four bytes each
+_MOST_BYTES = 4_000_000  # the limit for templates in characters, at up to four bytes each
 
 PLAIN = (
     "{{ bos_token }}{% for message in messages %}"
@@ -16,7 +16,7 @@ PLAIN = (
 """Words that any tokenizer has: "User: ...", "Assistant: ...", a blank line between turns."""
 
 TEMPLATES = {"plain": PLAIN}
-"""Those that come with this package, by their names."""
+"""The templates that come with this package, by name."""
 
 _STOPS = {PLAIN: ("\n\nUser:",)}
 
@@ -27,16 +27,16 @@ def named_template(name_or_file: str | Path, flag: str = "--chat-template") -> s
         return TEMPLATES[str(name_or_file)]
     path = local_path(name_or_file)
     if not path.exists():
-        raise ValueError(f"{flag} must be {', '.join(TEMPLATES)} or a file, and there is no file {path}")
+        raise ValueError(f"{flag} must be {', '.join(TEMPLATES)} or a file, but there is no file {path}")
     if path.is_dir():
-        raise ValueError(f"{flag} must be {', '.join(TEMPLATES)} or a file, and {path} is a folder")
+        raise ValueError(f"{flag} must be {', '.join(TEMPLATES)} or a file, but {path} is a folder")
     text = read_text(path, most=_MOST_BYTES, piped=True)
     if not text.strip():
-        raise ValueError(f"{flag} must be a file with a chat template in it, and {path} is empty")
+        raise ValueError(f"{flag} must be a file with a chat template, but {path} is empty")
     return text
 
 
 def template_stops(template: str) -> tuple[str, ...]:
-    """Strings at which an answer ends, beside the end token: a model that was not trained on the plain
-    template goes on with what the user might say next."""
+    """Strings that end an answer, besides the end token. A model that was not trained on the plain template
+    would continue with the user's next message."""
     return _STOPS.get(template, ())

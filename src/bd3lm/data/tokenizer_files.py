@@ -1,4 +1,4 @@
-"""Tokenizers from where they lie: a folder, a run or the hub; and which of their tokens are special."""
+"""Load tokenizers from a folder, a run or the hub, and find their special tokens."""
 
 import json
 import os
@@ -35,25 +35,27 @@ from bd3lm.io.hub import hub_reason, is_hub_id, unresolved_hub
 from bd3lm.io.places import BOX, RUN_MODEL, box_folder
 from bd3lm.parsing import did_you_mean, shown
 
-_MOST_BYTES = 10**8  # of a file; that of 256,000 tokens has 35 million
+_MOST_BYTES = 10**8  # per file; the file of a tokenizer with 256,000 tokens has 35 million
 _MOST_IDS = 1 << 32
 
-# Where a configuration names a special token, and the names to look for where it does not.
+# The config keys that name special tokens, and the names to look for if they are missing.
 _MASK_KEYS, _MASK_NAMES = ("mask_token",), ("[MASK]", "<mask>", MASK)
 _EOS_KEYS, _EOS_NAMES = ("eos_token", "sep_token"), (END, "</s>", "<eos>", "[SEP]")
 _BOS_KEYS, _BOS_NAMES = ("bos_token", "cls_token"), (END, "<s>", "<bos>", "[CLS]")
 
 
 def load_tokenizer(source: str | Path, *, vocabulary: int | None = None) -> Tokenizer:
-    """The tokenizer in a local folder, "bytes", or one of the hub by its name ("gpt2", "bert-base-uncased").
+    """Load the tokenizer of a local folder, "bytes", or a tokenizer of the hub by name ("gpt2",
+    "bert-base-uncased").
 
-    A folder needs a tokenizer.json; tokenizer_config.json beside it names the special tokens. A training
-    run's folder will do, and "box" is that of the model that comes with this package. The hub is asked only
-    for a name that cannot be a path and that no folder here has.
+    A folder needs a tokenizer.json; tokenizer_config.json next to it names the special tokens. The folder may
+    also be a training run. "box" is the tokenizer of the model that comes with this package. The hub is used
+    only for a name that cannot be a path and that no local folder has.
 
-    Beside the config.json of a Llama-, Mistral- or Qwen-type checkpoint, or where the `vocabulary` of such a
-    network is given, the mask is the id after its vocabulary, and texts begin with a token only if the
-    tokenizer's own post-processor puts one there: prompts are encoded as transformers encodes them.
+    Two cases are special: a tokenizer next to the config.json of a Llama-, Mistral- or Qwen-type checkpoint,
+    and a given `vocabulary` size of this type of network. Then the mask is the id after the vocabulary, and
+    texts begin with a token only if the tokenizer's own post-processor puts one there: prompts are encoded as
+    in transformers.
     """
     if source == BYTES:
         return byte_tokenizer()
@@ -75,18 +77,18 @@ def load_tokenizer(source: str | Path, *, vocabulary: int | None = None) -> Toke
 
 
 def saved_tokenizer(folder: str | Path) -> Tokenizer | None:
-    """The tokenizer beside a model, or None where it was saved without one."""
+    """The tokenizer next to a model, or None if the model was saved without one."""
     path = local_path(folder)
     file = path / TOKENIZER_FILE
     if file.is_file():
         return load_tokenizer(path)
-    if os.path.lexists(file):  # else its model would be taken for one without
+    if os.path.lexists(file):  # otherwise the model would seem to have no tokenizer
         raise ValueError(f"{file} must be a file, got a folder, a device or a broken link")
     return None
 
 
 def saved_template(folder: str | Path) -> str | None:
-    """The chat template beside a model, without its tokenizer, which takes longer to read."""
+    """The chat template next to a model, without its tokenizer, which is slower to read."""
     path = local_path(folder)
 
     def read(name: str) -> str | None:
@@ -97,14 +99,15 @@ def saved_template(folder: str | Path) -> str | None:
 
 
 def _folder_of_run(folder: Path) -> Path:
-    """The folder of the tokenizer, for a training run that of its model; stages of a run share theirs."""
+    """The folder of the tokenizer; for a training run, that of its model. The stages of a run share
+    theirs."""
     if (folder / TOKENIZER_FILE).is_file():
         return folder
     models = [path for pattern in (RUN_MODEL, f"*/{RUN_MODEL}") for path in sorted(folder.glob(pattern))]
     found = {path: load_tokenizer(path).fingerprint for path in models if (path / TOKENIZER_FILE).is_file()}
     if len(set(found.values())) > 1:
         raise ValueError(
-            f"{folder} holds models of different tokenizers: name one of {', '.join(map(str, found))}"
+            f"{folder} holds models with different tokenizers: name one of {', '.join(map(str, found))}"
         )
     return next(iter(found), folder)
 
@@ -118,9 +121,9 @@ def _from_files(text: str, read: ReadFile, source: str | Path, vocabulary: int |
 def _template(
     read: ReadFile, config: Mapping[str, Any], source: str | Path, vocabulary: int | None
 ) -> tuple[Checkpoint | None, str | None]:
-    """The model that a tokenizer is of, and its chat template."""
+    """The model that a tokenizer belongs to, and its chat template."""
     checkpoint = None if OWN_KEY in config else find_checkpoint(read, vocabulary, where=str(source))
-    # Its own file is asked for only where it can be: of the hub that takes a request.
+    # Look for the template's own file only if it can exist: on the hub this takes a request.
     beside = read if checkpoint is not None else lambda _: None
     return checkpoint, chat_template(config, beside, where=str(source))
 
@@ -133,8 +136,8 @@ def from_json(
     checkpoint: Checkpoint | None = None,
     template: str | None = None,
 ) -> Tokenizer:
-    """The tokenizer of a tokenizer.json, whose special tokens its configuration names, or the model that it
-    is of."""
+    """The tokenizer of a tokenizer.json. Its configuration, or the model it belongs to, names the special
+    tokens."""
     try:
         spec = json.loads(text)
         check_size(spec)
@@ -144,7 +147,7 @@ def from_json(
             )
     except Exception as error:  # the library raises plain Exception
         raise ValueError(
-            f"{source} holds no tokenizer that can be read, in {TOKENIZER_FILE}: {error}"
+            f"the {TOKENIZER_FILE} of {source} cannot be read as a tokenizer: {error}"
         ) from error
     if OWN_KEY in config:
         return _by_own_ids(spec, vocabulary, config[OWN_KEY], source, template)
@@ -170,8 +173,8 @@ def _by_own_ids(
     source: str | Path,
     template: str | None,
 ) -> Tokenizer:
-    """A tokenizer whose special tokens are given by ids, as `Tokenizer.save` wrote them; only the mask's may
-    lie past the others."""
+    """A tokenizer with its special tokens given by ids, as `Tokenizer.save` writes them. Only the mask's id
+    may lie past the others."""
     ids = said if isinstance(said, Mapping) else {}
     size, mask = 1 + max(vocabulary.values()), ids.get("mask_id")
     eos, bos = ids.get("eos_id"), ids.get("bos_id")
@@ -192,7 +195,7 @@ def _of_checkpoint(
     source: str | Path,
     template: str | None,
 ) -> Tokenizer:
-    """The tokenizer of a causal language model: its mask is the id after those that the model predicts."""
+    """The tokenizer of a causal language model: its mask is the id after all that the model predicts."""
     most, size = checkpoint.vocabulary, 1 + max(vocabulary.values())
     mask = most if checkpoint.mask is None else checkpoint.mask
     if size > most and (checkpoint.mask is not None or vocabulary.get(MASK) != mask):
@@ -200,7 +203,7 @@ def _of_checkpoint(
             f"the tokenizer of {source} must have at most the {most:,} tokens of its model, got {size:,}"
         )
     plain = Backend.from_str(canonical(spec))
-    if size == mask and len(vocabulary) == size:  # gaps would be filled, and the mask lie elsewhere
+    if size == mask and len(vocabulary) == size:  # appending would fill gaps, and put the mask elsewhere
         append_special(spec, MASK)
     eos = _special(vocabulary, config, ("eos_token",), (), source)
     if eos is None:
@@ -221,13 +224,13 @@ def _from_hub(name: str, vocabulary: int | None) -> Tokenizer:
     def read(file: str, *, needed: bool = False) -> str | None:
         try:
             return read_text(Path(fetch(name, file)), most=_MOST_BYTES)
-        except Exception as error:  # not all errors of the network are OSErrors
+        except Exception as error:  # not all network errors are OSErrors
             unknown = isinstance(error, LocalEntryNotFoundError) and file == CONFIG_FILE
             if isinstance(error, EntryNotFoundError) and not needed and not unknown:
                 return None
             reason = f"the name {unresolved} does not resolve" if unresolved else hub_reason(error)
             raise FileNotFoundError(
-                f"tokenizer {name!r} is no folder here, and the Hugging Face hub did not give its "
+                f"tokenizer {name!r} is not a local folder, and the Hugging Face hub did not provide its "
                 f"{file}: {reason}{did_you_mean(name, (BOX, BYTES))}"
             ) from error
 
@@ -241,7 +244,7 @@ def _special(
     names: Sequence[str],
     source: str | Path,
 ) -> int | None:
-    """The id of a special token: the one the configuration names, or else a well-known name."""
+    """The id of a special token: the one that the configuration names, or one with a well-known name."""
     for key in keys:
         token = config.get(key)
         if token is None:
@@ -254,8 +257,7 @@ def _special(
             )
         if content not in vocabulary:
             raise ValueError(
-                f"{CONFIG_FILE} of {source} names {shown(content)} as {key}, which its vocabulary does not "
-                "hold"
+                f"{CONFIG_FILE} of {source} names {shown(content)} as {key}, but its vocabulary lacks it"
             )
         return vocabulary[content]
     return next((vocabulary[name] for name in names if name in vocabulary), None)

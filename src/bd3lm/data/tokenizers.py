@@ -1,18 +1,18 @@
-"""Text to token ids and back: any Hugging Face tokenizer, bytes, or a byte-level BPE of one's own.
+"""Text to token ids and back: any Hugging Face tokenizer, bytes, or a byte-level BPE of your own.
 
 A tokenizer is a value: the text of its tokenizer.json and the ids of its special tokens. Nothing else decides
-what it does, so its fingerprint is a hash of these, it can be sent to another process, and what is saved
-beside the shards is what made them. The fast library (`tokenizers`) does the work; `transformers` is not
-needed.
+what it does. So its fingerprint is a hash of these, it can be sent to another process, and the copy saved
+next to the shards is exactly the one that made them. The fast library (`tokenizers`) does the work;
+`transformers` is not needed.
 
 Three rules hold for every tokenizer here:
 
-- There is a mask token. Where the vocabulary has none it is appended, after all other ids. Beside a causal
-  language model it is the id after all that the model predicts, which may lie past the vocabulary.
-- Encoding adds no special token: documents are wrapped raw, so a post-processor that would put [CLS] and
-  [SEP] around them does not run, and truncation and padding are off.
-- Encoding makes no special token either: "<|mask|>" in a text is harmless punctuation and letters, not a
-  mask, so no text can put a mask or an end of document into the training data.
+- There is a mask token. If the vocabulary has none, it is appended after all other ids. For a causal language
+  model it is the id after all that the model predicts, which may lie past the vocabulary.
+- Encoding adds no special tokens: a post-processor that would put [CLS] and [SEP] around documents does not
+  run, and truncation and padding are off.
+- Encoding never turns text into special tokens: "<|mask|>" in a text is harmless punctuation and letters, not
+  a mask, so no text can put a mask or an end of document into the training data.
 """
 
 import hashlib
@@ -46,23 +46,23 @@ MASK = "<|mask|>"
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 
-OWN_KEY = "bd3lm"  # of tokenizer_config.json: ids that no name of a token says
+OWN_KEY = "bd3lm"  # in tokenizer_config.json: ids that no token name gives
 
 SMALLEST_BPE = 256 + 2  # the bytes, the end of a document and the mask
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A vocabulary and a mask token. `eos_id` and `bos_id` are None where it has none, and may be equal."""
+    """A vocabulary and a mask token. `eos_id` and `bos_id` are None if it has none, and may be equal."""
 
     spec: str = field(repr=False)
     mask_id: int
-    """In the vocabulary or past it; no text is encoded to it."""
+    """In the vocabulary or past it. No text is ever encoded to it."""
     eos_id: int | None
     bos_id: int | None
     """The token that texts begin with."""
     chat_template: str | None = field(default=None, repr=False)
-    """How a conversation becomes a text (Jinja), as it came. It has no part in the fingerprint."""
+    """How a conversation becomes a text (Jinja), unchanged. It is not part of the fingerprint."""
 
     def __post_init__(self) -> None:
         for name in ("mask_id", "eos_id", "bos_id"):
@@ -71,13 +71,13 @@ class Tokenizer:
                 raise ValueError(f"{name} must be a token id, got {place}")
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text; a ValueError where that takes too long or the library fails."""
+        """The ids of a text. Raises a ValueError if encoding takes too long or the library fails."""
         if self._told_when_watched is not None:
-            return self.encode_batch([text])[0]  # during which other threads run
+            return self.encode_batch([text])[0]  # other threads run meanwhile
         return in_one_line(lambda: self._backend.encode(text, add_special_tokens=False).ids)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode many texts; the library uses all cores unless TOKENIZERS_PARALLELISM says false."""
+        """Encode many texts. The library uses all cores unless TOKENIZERS_PARALLELISM is false."""
 
         def work() -> list[list[int]]:
             return [e.ids for e in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
@@ -90,9 +90,9 @@ class Tokenizer:
     def decode(
         self, ids: "Sequence[int] | np.ndarray[Any, Any] | Tensor", *, skip_special: bool = True
     ) -> str:
-        """The text of `ids`; special tokens are left out, or written by their names.
+        """The text of `ids`. Special tokens are left out, or written by name.
 
-        Ids without a token, which a network may have more of than its tokenizer, are no text.
+        Ids without a token (a network may have more ids than its tokenizer) have no text.
         """
         listed = list(ids) if isinstance(ids, Sequence) else ids.tolist()
         if skip_special or self.mask_id < self.size or self.mask_id not in listed:
@@ -107,12 +107,12 @@ class Tokenizer:
     def text_bytes(
         self, ids: "np.ndarray[Any, Any]", before: "Sequence[int] | np.ndarray[Any, Any]" = ()
     ) -> int:
-        """How many bytes of UTF-8 `ids` add to the text of what stands `before` them, special tokens aside:
-        what bits per byte count.
+        """How many bytes of UTF-8 `ids` add to the text `before` them, without special tokens. Bits per byte
+        use this count.
 
-        Byte-level vocabularies have their bytes token by token, also where a text begins or ends inside a
-        character. For others it is by how much the decoded text grows: that the first token of a word begins
-        with a space, or goes on with a word, shows only after another.
+        Byte-level vocabularies have a number of bytes for each token, even if a text begins or ends inside a
+        character. For others, it is the growth of the decoded text: whether the first token of a word begins
+        with a space or continues a word shows only after another token.
         """
         if self._bytes_of is not None:
             return int(self._bytes_of[ids].sum())
@@ -121,7 +121,7 @@ class Tokenizer:
 
     @cached_property
     def _bytes_of(self) -> "np.ndarray[Any, Any] | None":
-        """The bytes of each id, where every character of a token stands for one; None for other kinds."""
+        """The bytes of each id, if each character of a token stands for one byte; None for other kinds."""
         spec = json.loads(self.spec)
         decoder = spec.get("decoder") or {}
         if decoder.get("type") != "ByteLevel":
@@ -135,8 +135,8 @@ class Tokenizer:
         return lengths
 
     def token_bytes(self, token: int) -> bytes | None:
-        """The bytes that a token stands for, of byte-level vocabularies also where they are no whole
-        character; of others what it reads as alone. A special token has none; None where nothing says."""
+        """The bytes of a token. For byte-level vocabularies they need not be whole characters; for others, it
+        is the text of the token alone. Empty for a special token; None if unknown."""
         if self._bytes_of is not None and token < len(self._bytes_of):
             name = self._backend.id_to_token(token)
             if not self._bytes_of[token] or name is None:
@@ -153,12 +153,12 @@ class Tokenizer:
 
     @cached_property
     def _told_when_watched(self) -> str | None:
-        """What an error adds where its work fails; None for a tokenizer whose work need not be watched."""
+        """What to add to an error when work fails; None for a tokenizer that needs no time limit."""
         spec = json.loads(self.spec)
         if is_plain(spec):
             return None
         found = ", ".join(f"{pattern:.100}" for pattern in patterns(spec))
-        return f", by the patterns {found} of its {TOKENIZER_FILE}" if found else ""
+        return f" (the patterns in its {TOKENIZER_FILE}: {found})" if found else ""
 
     @cached_property
     def size(self) -> int:
@@ -167,12 +167,12 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """How many ids there are, the mask and whatever lies before it included: more than any id."""
+        """How many ids there are, including the mask and all ids before it: one more than the highest id."""
         return max(self.size, self.mask_id + 1)
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of all that decides which ids a text becomes and which of them are special."""
+        """sha256 of everything that decides which ids a text becomes and which of them are special."""
         specials = f"mask={self.mask_id} eos={self.eos_id} bos={self.bos_id}"
         return hashlib.sha256(f"{specials}\n{self.spec}".encode()).hexdigest()
 
@@ -182,22 +182,23 @@ class Tokenizer:
         names = {"mask_token": self.mask_id, "eos_token": self.eos_id, "bos_token": self.bos_id}
         unsaid = [name for name, token in names.items() if token is None or token >= self.size]
         config = self._config([name for name in names if name not in unsaid])
-        if unsaid:  # else a name that happens to be in the vocabulary would be taken for one of these
+        if unsaid:  # otherwise a name that happens to be in the vocabulary would be taken for one of these
             config[OWN_KEY] = {"mask_id": self.mask_id, "eos_id": self.eos_id, "bos_id": self.bos_id}
         self._write(folder, self.spec, config)
 
     @property
     def own_ids(self) -> int:
-        """More than the id of any token but the mask."""
+        """One more than the highest id of any token except the mask."""
         places = self._backend.get_vocab(with_added_tokens=True).values()
         return 1 + max((place for place in places if place != self.mask_id), default=-1)
 
     def with_mask(self, place: int) -> "Tokenizer":
-        """The same tokens with the mask past them, at an id; one right after them is appended as a token."""
+        """The same tokens with the mask past them, at an id. If that is the next id, the mask is appended as
+        a token."""
         if place == self.mask_id:
             return self
         if place < self.own_ids:
-            raise ValueError(f"the mask must lie past the {self.own_ids:,} other ids, got {place}")
+            raise ValueError(f"the mask id must be at least {self.own_ids:,}, past all others, got {place}")
         spec = json.loads(self.spec)
         added = spec.get("added_tokens") or []
         spec["added_tokens"] = [token for token in added if token["id"] != self.mask_id]
@@ -206,16 +207,16 @@ class Tokenizer:
         return replace(self, spec=canonical(spec), mask_id=place)
 
     def with_begin(self) -> "Tokenizer":
-        """The same, whose post-processor puts the token that texts begin with before them, as other programs
-        expect it; here nothing asks it to."""
+        """The same tokenizer with a post-processor that puts BOS before texts, as other programs expect. Our
+        own encoding does not use it."""
         if self.bos_id is None or begins_with(self._backend, where="this model") is not None:
             return self
         spec = with_begin(json.loads(self.spec), str(self._backend.id_to_token(self.bos_id)), self.bos_id)
         return replace(self, spec=canonical(spec))
 
     def save_for_others(self, folder: str | Path) -> None:
-        """Write the same files without the mask that was appended, and with a post-processor that begins
-        texts as they begin here: transformers then encodes a text as a prompt is encoded here."""
+        """Write the same files for other programs: without an appended mask, and with a post-processor that
+        puts BOS before texts as we do. transformers then encodes a text as we encode a prompt."""
         spec = json.loads(self.spec)
         last = {"id": self.mask_id, "content": MASK}
         added = spec.get("added_tokens") or []
@@ -229,14 +230,14 @@ class Tokenizer:
         self._write(local_path(folder), begun.spec, self._config(names))
 
     def _config(self, names: Collection[str]) -> dict[str, object]:
-        """The tokenizer_config.json that names these special tokens, where there are such."""
+        """The tokenizer_config.json that names these special tokens, if they exist."""
         places = {name: getattr(self, name.replace("_token", "_id")) for name in names}
         config: dict[str, object] = {
             name: self._backend.id_to_token(place) for name, place in places.items() if place is not None
         }
         if self.chat_template is not None:
             config[TEMPLATE_KEY] = self.chat_template
-        # transformers would otherwise put a space before punctuation back to where it thinks it belongs.
+        # transformers would otherwise remove spaces before punctuation where it thinks this is right.
         return config | {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
@@ -255,13 +256,13 @@ class Tokenizer:
         return backend
 
     def __reduce__(self) -> tuple[type["Tokenizer"], tuple[object, ...]]:
-        """Travel to another process as the value alone; the library's object is made again there."""
+        """Pickle only the value; the other process makes its own library object."""
         return Tokenizer, (self.spec, self.mask_id, self.eos_id, self.bos_id, self.chat_template)
 
 
 def byte_tokenizer() -> Tokenizer:
     """One id for each of the 256 bytes, then the end of a document, then the mask."""
-    # Written out, since the library's versions write the same tokenizer differently: the fingerprint stays.
+    # Written out, since versions of the library write the same tokenizer differently: the fingerprint stays.
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
     spec = {
@@ -275,10 +276,11 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2) -> Tokenizer:
-    """A byte-level BPE of at most `vocab_size` ids, the two special ones included; equal texts, equal result.
+    """A byte-level BPE of at most `vocab_size` ids, including two special ones. Equal texts give equal
+    results.
 
-    It starts from all 256 bytes, so every text can be encoded and comes back unchanged. The vocabulary is
-    smaller than asked where the texts hold no more pairs that occur `min_frequency` times.
+    It starts from all 256 bytes, so it can encode every text and decode it unchanged. The vocabulary is
+    smaller than requested if the texts have too few pairs that occur `min_frequency` times.
     """
     if vocab_size < SMALLEST_BPE:
         raise ValueError(
@@ -307,8 +309,8 @@ def _with_own_specials(spec: dict[str, Any]) -> Tokenizer:
 def append_special(spec: dict[str, Any], content: str) -> int:
     """Add a special token to a tokenizer.json after all other ids, and return its id.
 
-    Done on the file and not by the library, whose versions write the rest of the file differently: the
-    fingerprint must not change with them.
+    This edits the file without the library: versions of the library write the rest of the file differently,
+    which would change the fingerprint.
     """
     vocabulary = spec["model"]["vocab"]
     ids = range(len(vocabulary)) if isinstance(vocabulary, list) else vocabulary.values()
@@ -320,13 +322,14 @@ def append_special(spec: dict[str, Any], content: str) -> int:
 
 
 def canonical(spec: Mapping[str, Any]) -> str:
-    """The same text for the same tokenizer; truncation and padding are not wanted here."""
+    """The same text for the same tokenizer, without truncation and padding, which we do not use."""
     kept = {key: value for key, value in spec.items() if key not in ("truncation", "padding")}
     return json.dumps(kept, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
 def _byte_characters() -> list[str]:
-    """The character by which byte-level tokenizers write each byte: itself where it is printable Latin-1."""
+    """The character that byte-level tokenizers use for each byte: the byte itself if it is printable
+    Latin-1."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     rest = [byte for byte in range(256) if byte not in printable]
     return [chr(byte) if byte in printable else chr(256 + rest.index(byte)) for byte in range(256)]

@@ -1,4 +1,4 @@
-"""The built-in corpus: the language reference every CPython carries, without its repetitions."""
+"""The built-in corpus: the language reference in every CPython, without its repetitions."""
 
 import hashlib
 import re
@@ -13,12 +13,12 @@ Documents = dict[str, list[str]]  # by split
 
 
 class PydocCorpus(Corpus):
-    """The language reference that every CPython carries (`pydoc_data.topics`): about 0.4 MB, and no network.
+    """The language reference in every CPython (`pydoc_data.topics`): about 0.4 MB, no network needed.
 
     Its topics quote one another: a fifth of the text is a second copy of a paragraph, so two fifths lie in
-    paragraphs that occur more than once, and topics held out as they stand would be read in training.
-    Repeated paragraphs are therefore removed before the split. The size varies with the version of Python,
-    and so does the fingerprint.
+    paragraphs that occur more than once. If whole topics were held out unchanged, training would read parts
+    of them. So repeated paragraphs are removed before the split. The size, and therefore the fingerprint,
+    varies with the version of Python.
     """
 
     name = PYDOC
@@ -50,12 +50,12 @@ def split_topics(
 ) -> Documents:
     """Remove repeated paragraphs, then hold out about `held_out` of the text, in groups of paragraphs.
 
-    A paragraph ends at a blank line; two are the same when they differ in white space only. The longest topic
-    keeps the paragraph, since short topics are mostly extracts of long ones. The rest of each topic is cut
-    into groups of about `group_length` characters, and the groups whose hash comes first are held out: a
-    document of the valid split is such a group, a document of the train split is what remains of a topic.
-    Last, a held-out paragraph of `leak_length` characters that is part of a longer one in training is dropped
-    too.
+    A paragraph ends at a blank line; two paragraphs are the same if they differ only in white space. The
+    longest topic keeps the paragraph, since short topics are mostly extracts of long ones. The rest of each
+    topic is cut into groups of about `group_length` characters, and the groups with the first hashes are held
+    out. A document of the valid split is one of these groups; a document of the train split is the rest of a
+    topic. Last, a held-out paragraph of at least `leak_length` characters that is part of a longer paragraph
+    in training is dropped too.
     """
     groups = [group for topic in _without_repeats(topics) for group in _grouped(topic, group_length)]
     allowance = held_out * sum(_length(paragraphs) for _, paragraphs in groups)
@@ -87,7 +87,7 @@ def paragraphs_of(text: str) -> list[str]:
 
 
 def _without_repeats(topics: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
-    stub = 100  # what is shorter is a heading whose paragraphs all stand elsewhere
+    stub = 100  # anything shorter is a heading whose paragraphs are all elsewhere
     seen: set[str] = set()
     for topic in sorted(topics, key=lambda topic: (-len(topics[topic]), topic)):
         kept = []

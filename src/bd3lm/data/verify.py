@@ -1,4 +1,4 @@
-"""All files of a folder of shards against what its meta.json says of them; all that is wrong is found."""
+"""Check all files of a folder of shards against its meta.json, and report every problem."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from bd3lm.io.files import local_path
 
 @dataclass(frozen=True)
 class Verdict:
-    """On a shard with the lengths of its documents, on the tokenizer, or on a split that is not all there."""
+    """The result for a shard with its document lengths, for the tokenizer, or for an incomplete split."""
 
     file: str
     split: str | None = None
     documents: int | None = None
     tokens: int | None = None
     problem: str | None = None
-    """What is wrong; None where nothing is."""
+    """What is wrong; None if nothing is."""
 
 
 def count_verdicts(folder: str | Path) -> int:
@@ -31,7 +31,8 @@ def count_verdicts(folder: str | Path) -> int:
 
 
 def verify(folder: str | Path) -> Iterator[Verdict]:
-    """Each file in turn, read whole whatever is remembered of it; a ValueError where meta.json is no good."""
+    """Check each file in turn, read whole even if it was checked before. Raises a ValueError if meta.json is
+    not valid."""
     return (check() for check in _checks(local_path(folder)))
 
 
@@ -42,7 +43,7 @@ def _checks(folder: Path) -> Iterator[Callable[[], Verdict]]:
         for shard in split.shards if split else ():
             yield partial(_of_shard, folder, meta, name, shard)
         if split is None or not split.complete:
-            yield partial(Verdict, "", name, problem=f"split {name} was not prepared to its end")
+            yield partial(Verdict, "", name, problem=f"split {name} was not prepared completely")
     yield partial(_of_tokenizer, folder, meta)
 
 
@@ -62,7 +63,7 @@ def _of_tokenizer(folder: Path, meta: Meta) -> Verdict:
         if tokenizer is None:
             raise FileNotFoundError(f"{folder / TOKENIZER_FILE} is missing")
         if tokenizer.fingerprint != meta.inputs.tokenizer_fingerprint:
-            raise ValueError(f"{folder / TOKENIZER_FILE} is another tokenizer than the shards were made with")
+            raise ValueError(f"{folder / TOKENIZER_FILE} is not the tokenizer that made the shards")
 
     return Verdict(TOKENIZER_FILE, problem=_problem(look))
 

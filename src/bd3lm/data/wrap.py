@@ -1,7 +1,7 @@
 """Sequences of one length: documents end to end, cut every `context` tokens, with no padding (Suppl. C.1).
 
-The cut does not respect documents: a sequence may hold the end of one and the start of the next, with EOS
-between them where the shards have it. The tokens after the last whole sequence are left out.
+The cut ignores documents: a sequence may hold the end of one and the start of the next, with EOS between them
+if the shards have it. The tokens after the last whole sequence are left out.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class WrappedTokens(Sequences):
     """A split as sequences of `context` tokens, indexed like an array: [i], [start:stop], [[3, 1, 4]].
 
-    With `bos_eos` each sequence is BOS, `context` − 2 tokens of text, EOS, as MDLM trains; such a model ends
-    every sample at its context length, which is why the paper does without.
+    With `bos_eos` each sequence is BOS, `context` − 2 tokens of text, EOS, as MDLM trains. A model trained
+    this way ends every sample at its context length, which is why the paper does without.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class WrappedTokens(Sequences):
         return self._length
 
     def __getitem__(self, index: int | slice | Sequence[int] | NDArray[np.integer]) -> NDArray[np.int64]:
-        """Sequences (n, context) as int64; one sequence (context,) for one number."""
+        """Sequences (n, context) as int64, or one sequence (context,) for a single number."""
         if isinstance(index, slice):
             index = range(len(self))[index]
         indices = np.asarray(index, dtype=np.int64)
@@ -68,7 +68,7 @@ class WrappedTokens(Sequences):
         return rows.reshape(*indices.shape, self.context)
 
     def batch(self, index: Sequence[int] | NDArray[np.integer]) -> "TokenBatch":
-        import torch  # not for the workers that prepare data
+        import torch  # not needed by the workers that prepare data
 
         from bd3lm.objectives import TokenBatch
 
@@ -76,7 +76,7 @@ class WrappedTokens(Sequences):
 
     @property
     def why_empty(self) -> str:
-        frame = "" if self._frame is None else " less BOS and EOS"
+        frame = "" if self._frame is None else " without BOS and EOS"
         tokens = self.shards.split(self.split).tokens
         return (
             f"the {self.split} split has {tokens:,} tokens, less than one context of {self.context:,}{frame}"

@@ -1,6 +1,7 @@
-"""Models in files: ours, and the reference's. No pickle is ever trusted.
+"""Models in files: our own format, the reference's, Hugging Face's, SDAR's and GGUF. No pickle is ever
+trusted.
 
-Where a model lies can be asked without torch: what brings it is imported when a model is loaded or saved.
+Finding a model does not need torch: modules that need torch load only when a model is loaded or saved.
 """
 
 from importlib import import_module
@@ -69,7 +70,7 @@ __all__ = [
 ]
 
 
-_MOST_TUNINGS = 8  # one upon another, each by additions to the one before
+_MOST_TUNINGS = 8  # tuned models based on one another, each with additions to the previous one
 _IMPORTED_WHEN_USED = {
     "LightningFacts": ("lightning", "LightningFacts"),
     "StoredWeights": ("rows", "StoredWeights"),
@@ -101,13 +102,13 @@ def load(
     _depth: int = 0,
     **hub: Unpack[HubOptions],
 ) -> "tuple[Network, LanguageModelConfig]":
-    """A network in evaluation mode, and its config, from a folder, a hub id, a GGUF file or a Lightning
+    """Load a network in evaluation mode, and its config, from a folder, a hub id, a GGUF file or a Lightning
     `.ckpt` file.
 
-    A folder or a hub repository may be ours, in the layout of the reference's published weights, or a Llama-,
-    Mistral-, Qwen- or SDAR-type checkpoint of Hugging Face's; its config.json tells. `lightning` says what a
-    `.ckpt` leaves open. Without a dtype weights keep theirs; those of a GGUF file become float32. The device
-    None is a GPU where there is one.
+    The config.json of a folder or hub repository tells its format: ours, the reference's published weights,
+    or a Llama-, Mistral-, Qwen- or SDAR-type checkpoint of Hugging Face. `lightning` supplies what a `.ckpt`
+    leaves open. Without a dtype, weights keep their own; GGUF weights become float32. Device None means a GPU
+    if there is one.
     """
     from bd3lm.interop import gguf, huggingface, native, reference, sdar
     from bd3lm.interop import lightning as _lightning
@@ -129,7 +130,9 @@ def load(
             raise refuse_file(path)
         return _lightning.load(path, lightning, device=device, dtype=dtype)
     if lightning is not None:
-        raise ValueError(f"lightning is for a .ckpt file, got {lightning} with the folder {path}")
+        raise ValueError(
+            f"lightning must be None unless the model is a .ckpt file, got {lightning} with the folder {path}"
+        )
     data = read_config(path)
     if native.recognises(data):
         may_draft, may_add = _depth == 0, _depth < _MOST_TUNINGS
@@ -150,7 +153,8 @@ def load(
 
 
 def open_rows(source: str | Path, *, _may_add: bool = True, **hub: Unpack[HubOptions]) -> "StoredWeights":
-    """What `load` would give, to be read some rows at a time, for a network that no process holds whole."""
+    """The weights that `load` would load, to be read some rows at a time, for a network that no single
+    process holds whole."""
     from bd3lm.interop import huggingface, native, rows, sdar
 
     def open_base(base: str | Path) -> "tuple[Path, StoredWeights]":
@@ -165,7 +169,7 @@ def open_rows(source: str | Path, *, _may_add: bool = True, **hub: Unpack[HubOpt
         config = native.read(path)
         if config.method.trains_beside:
             return rows.BesideRows(path, config, open_base if _may_add else None)
-        if native.is_tuned(path):  # what it adds is merged into whole matrices
+        if native.is_tuned(path):  # its additions are merged into whole matrices
             return rows.WholeRows(*load(path, _depth=int(not _may_add)))
         return rows.NativeRows(path, config)
     if huggingface.recognises(data):
@@ -176,7 +180,8 @@ def open_rows(source: str | Path, *, _may_add: bool = True, **hub: Unpack[HubOpt
 
 
 def config_of(source: str | Path, **hub: Unpack[HubOptions]) -> "LanguageModelConfig":
-    """What `load` gives beside the network, without the weights where the config.json says it all."""
+    """The config that `load` returns next to the network. Weights are read only if config.json does not say
+    everything."""
     from bd3lm.interop import gguf, huggingface, native, reference, sdar
 
     path = resolve(source, **hub)
@@ -198,7 +203,7 @@ def config_of(source: str | Path, **hub: Unpack[HubOptions]) -> "LanguageModelCo
 def tokenizer_for(
     path: Path, config: "LanguageModelConfig", named: str | Path | None = None
 ) -> "Tokenizer | None":
-    """The tokenizer of a model that lies at a path: the one named, or the one it was saved with, if any."""
+    """The tokenizer for the model at a path: the named one, or the one saved with the model, if any."""
     from bd3lm.data import saved_tokenizer
 
     size = config.network.vocab_size
@@ -208,9 +213,9 @@ def tokenizer_for(
 
 
 def load_tokenizer(source: str | Path, *, vocabulary: int | None = None) -> "Tokenizer":
-    """A tokenizer by name, as `bd3lm.data.load_tokenizer` has it, or that of a GGUF file.
+    """Load a tokenizer by name, like `bd3lm.data.load_tokenizer`, or from a GGUF file.
 
-    `vocabulary` is that of the network that it is for, where it is not the file's own.
+    `vocabulary` is the vocabulary size of its network, if it differs from the file's own.
     """
     path = local_path(source)
     if not _is_gguf(path):
@@ -221,7 +226,7 @@ def load_tokenizer(source: str | Path, *, vocabulary: int | None = None) -> "Tok
 
     found = _in_gguf(path, gguf.read(path).network.vocab_size if vocabulary is None else vocabulary)
     if found is None:
-        raise ValueError(f"tokenizer must be one that bd3lm reads, got that of {path}")
+        raise ValueError(f"tokenizer must be of a kind that bd3lm reads, got the tokenizer of {path}")
     return found
 
 

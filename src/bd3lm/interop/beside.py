@@ -1,8 +1,8 @@
-"""What a model has beside the frozen weights of another, in PEFT's layout, with the other's name and hash.
+"""Additions trained on a model with frozen weights, in PEFT's layout, with that base model's name and hash.
 
-`adapter_config.json` and `adapter_model.safetensors` are as PEFT writes low-rank additions, with the mask's
-vector among them. Our config.json says which model they are for, and where they apply: a drafter's at masks
-alone, those of tuning at every position, as PEFT would apply both.
+`adapter_config.json` and `adapter_model.safetensors` are as PEFT writes low-rank additions; the mask's vector
+is among the tensors. Our config.json says which base they belong to and where they apply: a drafter's
+additions only at masks, those of tuning at every position. PEFT itself would apply both at every position.
 """
 
 import hashlib
@@ -34,17 +34,17 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 Loader = Callable[[str | Path], tuple[Path, Network, LanguageModelConfig]]
-"""A source to where it lies, and the model in it."""
+"""Loads a source: returns its path, and the model there."""
 
 Piece = tuple[str, int, Shape]
-"""One of PEFT's tensors: its name, its first row in the parameter that it is a part of, and its shape."""
+"""A PEFT tensor: its name, its first row in our parameter, and its shape."""
 
 _PREFIX = "base_model.model."
 _MASK = "mask_vector"
 
 
 def digest(path: Path) -> str:
-    """sha256 of the weights of a model, a file or a folder of one or more of them."""
+    """sha256 of a model's weights, in one file or in a folder with one or more files."""
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     if not files:
         raise ValueError(f"{path} must hold weights (.safetensors), got none")
@@ -56,12 +56,11 @@ def digest(path: Path) -> str:
 
 
 def save(tensors: Mapping[str, Tensor | Later], config: LanguageModelConfig, folder: str | Path) -> None:
-    """Write what the network learned beside its weights, of all that is given by our names."""
+    """Write the tensors that the network learned next to its base; `tensors` may hold others too, by our
+    names."""
     base = config.base
     if base is None:
-        raise ValueError(
-            f"a model of method {config.method.kind} must say the base that it adds to, or it cannot be saved"
-        )
+        raise ValueError(f"a model of method {config.method.kind} must name its base model to be saved")
     layout, rank = _layout(config), _shape(config).additions
     said = {
         "peft_type": "LORA",
@@ -76,7 +75,7 @@ def save(tensors: Mapping[str, Tensor | Later], config: LanguageModelConfig, fol
         "target_modules": sorted(_modules(config)),
     }
     written: dict[str, Tensor] = {}
-    for name, pieces in layout.items():  # they are few numbers, beside the weights
+    for name, pieces in layout.items():  # few numbers compared with the weights
         whole = Later.of(tensors[name]).fetch().detach()
         written |= {theirs: whole[begin : begin + shape[0]].clone() for theirs, begin, shape in pieces}
     path = make_folder(folder)
@@ -92,7 +91,7 @@ def load(
     device: torch.device | str,
     dtype: torch.dtype | None,
 ) -> Network:
-    """The network of a folder that `save` wrote: the weights of its base, and these beside them."""
+    """Load the network of a folder that `save` wrote: the weights of its base, plus these tensors."""
     layout, path = check_files(folder, config)
     where, base = open_base(folder, config, load_base)
     frozen = {name: parameter.detach() for name, parameter in base.named_parameters() if name not in layout}
@@ -109,9 +108,9 @@ def load(
 
 
 def check_files(folder: Path, config: LanguageModelConfig) -> tuple[dict[str, list[Piece]], Path]:
-    """What lies in a folder that `save` wrote, and in which file; a ValueError where that is not so."""
+    """The layout of a folder that `save` wrote, and its file. Raises a ValueError if they do not match."""
     if config.base is None:
-        raise ValueError(f"config.json in {folder} must say the base of its {ADAPTER_WEIGHTS}, got none")
+        raise ValueError(f"config.json in {folder} must name the base of its {ADAPTER_WEIGHTS}, got none")
     layout, path = _layout(config), folder / ADAPTER_WEIGHTS
     expected = {theirs: shape for pieces in layout.values() for theirs, _, shape in pieces}
     check_shapes(read_shapes(path), expected, where=str(path))
@@ -121,26 +120,26 @@ def check_files(folder: Path, config: LanguageModelConfig) -> tuple[dict[str, li
 def open_base(
     folder: Path, config: LanguageModelConfig, load_base: "Callable[[str | Path], tuple[Any, ...]] | None"
 ) -> tuple[Path, Any]:
-    """Where the base of a model lies, and what `load_base` makes of it; its weights must be those it was
-    trained beside."""
+    """The path of a model's base, and the result of `load_base` for it. Its weights must be those that the
+    additions were trained with."""
     if load_base is None or config.base is None:
         source = None if config.base is None else config.base.source
         raise ValueError(
-            f"{folder} must be a model with all its weights, to be the base of another, and it is none: it "
-            f"adds to {source}"
+            f"{folder} cannot be the base of another model, because it has only additions to the "
+            f"weights of {source}"
         )
     where, base, *_ = load_base(_near(config.base.source, folder))
     found = digest(where)
     if found != config.base.sha256:
         raise ValueError(
-            f"{folder} adds to other weights than those in {where}, whose sha256 must be "
+            f"{folder} was trained with other weights than those in {where}: the sha256 must be "
             f"{config.base.sha256[:12]}…, got {found[:12]}…"
         )
     return where, base
 
 
 def check_base(found: Mapping[str, Shape], folder: Path, config: LanguageModelConfig, where: Path) -> None:
-    """Refuse a base that has not the shape of the model that adds to it."""
+    """Refuse a base with a shape other than that of the model that adds to it."""
     own = parameter_names(config)
     check_shapes(
         {name: shape for name, shape in found.items() if name not in own},
@@ -150,36 +149,37 @@ def check_base(found: Mapping[str, Shape], folder: Path, config: LanguageModelCo
 
 
 def parameter_names(config: LanguageModelConfig) -> frozenset[str]:
-    """The parameters of a network that are saved beside its weights."""
+    """The parameters of a network that are saved apart from its base's weights."""
     return frozenset(_layout(config))
 
 
 def base_of(source: str, path: Path, config: LanguageModelConfig) -> Base:
-    """What a model adds to that starts from this one: that itself, or the one that it adds to already."""
+    """The base of a model that starts from this one: this model itself, or its own base if it has one."""
     return config.base or Base(source=source, sha256=digest(path))
 
 
 def _near(source: str, folder: Path) -> str | Path:
-    """A base by its path from here or, where there is none, from the folder of what adds to it."""
+    """A base by its path from the working folder or, if there is nothing, from the folder of the model that
+    adds to it."""
     beside = folder / source
     return beside if not local_path(source).exists() and beside.exists() else source
 
 
 def _shape(config: LanguageModelConfig) -> TransformerConfig:
     if not isinstance(config.network, TransformerConfig):
-        raise ValueError(f"a network of kind {config.network.kind} has no additions that PEFT's layout knows")
+        raise ValueError(f"a network of kind {config.network.kind} has no additions that fit PEFT's layout")
     return config.network
 
 
 def _modules(config: LanguageModelConfig) -> set[str]:
-    """The last parts of the names of the layers that are added to."""
+    """The last parts of the names of the layers with additions."""
     names = (theirs for pieces in _layout(config).values() for theirs, _, _ in pieces)
     return {name.split(".lora_")[0].rpartition(".")[2] for name in names if ".lora_" in name}
 
 
 def _layout(config: LanguageModelConfig) -> dict[str, list[Piece]]:
-    """For each parameter beside the weights PEFT's tensors, which are some of its rows: name, first row and
-    shape."""
+    """For each parameter apart from the base's weights, its PEFT tensors. Each is some of its rows: name,
+    first row and shape."""
     network = _shape(config)
     rank, kv_width = network.additions, network.kv_heads * network.head_dim
     mlp = ("gate_proj", "up_proj") if network.mlp == "swiglu" else ("up_proj",)

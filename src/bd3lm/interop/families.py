@@ -1,7 +1,8 @@
-"""Families of causal language models that are one decoder here: their config.json and tensors, both ways.
+"""Families of causal language models that our decoder covers: their config.json and tensors, in both
+directions.
 
-A family is a row of `FAMILIES`, a tensor a row of `_LAYER_ROWS` or `_OTHER_ROWS`. Loading and writing read
-the same rows, so what one can say of a network the other understands.
+A family is a row of `FAMILIES`; a tensor is a row of `_LAYER_ROWS` or `_OTHER_ROWS`. Loading and saving use
+the same rows, so each understands what the other writes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,7 @@ ACTIVATION = "silu"
 ROPE_TYPES = ("default", "linear", "llama3")
 FULL = "full_attention"
 
-# What config.json calls our fields, in every family.
+# The names of our fields in config.json, for every family.
 _SHARED_FIELDS = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden",
@@ -32,7 +33,7 @@ _SHARED_FIELDS = {
     "tie_word_embeddings": "tied",
 }
 
-# What of our fields is the same in every family.
+# Our fields with one value for every family.
 _SHARED_FIXED: dict[str, object] = {
     "mlp": "swiglu",
     "norm": "rms",
@@ -45,19 +46,19 @@ _SHARED_FIXED: dict[str, object] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What tells one kind of checkpoint from the others."""
+    """The differences of one kind of checkpoint from the others."""
 
     model_type: str
     architecture: str
     """The class in `transformers`, as config.json names it under `architectures`."""
     fields: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Fields of its config.json that the others do not have, and those of ours that each sets."""
+    """Extra fields of its config.json, with the fields of ours that each sets."""
     fixed: Mapping[str, object] = field(default_factory=dict)
-    """Our fields that are the same in every network of the family."""
+    """Our fields with one value for the whole family."""
     defaults: Mapping[str, object] = field(default_factory=dict)
-    """What its config.json may leave out. A null stands for what `transformers` takes for it."""
+    """Values of fields that its config.json may leave out. null means the default of `transformers`."""
     whole_heads: bool = True
-    """Whether `transformers` wants the width to be a multiple of the heads, also beside a head_dim."""
+    """Whether `transformers` requires the width to be a multiple of the heads, even if head_dim is given."""
 
     @property
     def our_values(self) -> dict[str, object]:
@@ -65,7 +66,7 @@ class Family:
 
     @property
     def said(self) -> dict[str, tuple[str, ...]]:
-        """All fields of its config.json that are numbers or flags of ours."""
+        """All fields of its config.json that set numbers or flags of ours."""
         return {**{name: (ours,) for name, ours in _SHARED_FIELDS.items()}, **self.fields}
 
 
@@ -106,7 +107,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
     {family.model_type: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3)}
 )
 WRITTEN = (LLAMA, QWEN2, QWEN3)
-"""Those that a network is written as, the first that fits; Mistral's are Llama's too."""
+"""The families to try when saving, in order; a Mistral network is saved as Llama."""
 
 
 # --- config.json to a network ---
@@ -114,7 +115,7 @@ WRITTEN = (LLAMA, QWEN2, QWEN3)
 
 @dataclass(frozen=True, kw_only=True)
 class _Said:
-    """What matters of a config.json, once a family's defaults are in it."""
+    """The relevant fields of a config.json, with the family's defaults filled in."""
 
     vocab_size: int
     hidden_size: int
@@ -140,7 +141,7 @@ class _Said:
 
 
 def network_of(family: Family, data: Mapping[str, Any], *, where: str) -> TransformerConfig:
-    """The network that a config.json of this family describes; what we lack is refused by its name."""
+    """The network that a config.json of this family describes. Unsupported features are refused by name."""
     names = {each.name for each in fields(_Said)}
     values = {**family.defaults, **{name: data[name] for name in names if name in data}}
     said = parse(_Said, values, where=where)
@@ -162,11 +163,11 @@ def network_of(family: Family, data: Mapping[str, Any], *, where: str) -> Transf
             }
         )
     except ValueError as error:
-        raise ValueError(f"{where} must describe a network that bd3lm has: {error}") from error
+        raise ValueError(f"{where} must describe a network that bd3lm supports: {error}") from error
 
 
 def _check_layers(said: _Said, family: Family) -> None:
-    """Refuse layers of a kind that we lack."""
+    """Refuse layers of kinds that we do not have."""
     if said.hidden_act != ACTIVATION:
         raise ValueError(f"hidden_act must be {ACTIVATION!r}, got {shown(said.hidden_act)}")
     if said.layer_types is not None:
@@ -183,13 +184,14 @@ def _check_layers(said: _Said, family: Family) -> None:
 
 
 def _context(said: _Said, family: Family) -> int:
-    """Mistral's layers see a window: up to its length nothing differs from a network that sees all."""
+    """The context. Mistral's layers see a window: up to its length they do the same as layers that see
+    everything."""
     window = said.sliding_window if family is MISTRAL else None
     return min(said.max_position_embeddings, window or said.max_position_embeddings)
 
 
 def _rotary(said: _Said) -> tuple[float, RotaryScaling | None]:
-    """Base and scaling, as transformers 4 says them (rope_theta, rope_scaling) or 5 (rope_parameters)."""
+    """Base and scaling, as transformers 4 (rope_theta, rope_scaling) or 5 (rope_parameters) writes them."""
     rope = said.rope_scaling or said.rope_parameters or {}
     name = "rope_scaling" if said.rope_scaling else "rope_parameters"
     kind = rope.get("rope_type", rope.get("type")) or "default"
@@ -197,7 +199,7 @@ def _rotary(said: _Said) -> tuple[float, RotaryScaling | None]:
         raise ValueError(f"{name}.rope_type must be one of {', '.join(ROPE_TYPES)}, got {shown(kind)}")
     share = rope.get("partial_rotary_factor", said.partial_rotary_factor)
     if share not in (None, 1):
-        raise ValueError(f"partial_rotary_factor must be 1 (all of a head is rotated), got {shown(share)}")
+        raise ValueError(f"partial_rotary_factor must be 1 (heads rotated whole), got {shown(share)}")
     base = _number(rope.get("rope_theta", said.rope_theta), "rope_theta")
     if kind == "default":
         return base, None
@@ -216,7 +218,7 @@ def _rotary(said: _Said) -> tuple[float, RotaryScaling | None]:
 
 
 def _number(value: object, name: str) -> float:
-    """What must be a number that a float can hold."""
+    """A value that must be a number that fits a float."""
     try:
         if isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
@@ -229,20 +231,20 @@ def _number(value: object, name: str) -> float:
 
 
 def family_for(network: TransformerConfig) -> Family:
-    """The family that a network is written as; a ValueError names the fields that fit none."""
+    """The family to save a network as. A ValueError names the fields that fit no family."""
     problems = {family.model_type: list(misfits(family, network)) for family in WRITTEN}
     for family in WRITTEN:
         if not problems[family.model_type]:
             return family
     nearest = min(problems, key=lambda name: len(problems[name]))
     raise ValueError(
-        f"network must be of a family that transformers has ({', '.join(problems)}); nearest is {nearest}, "
+        f"network must fit a family of transformers ({', '.join(problems)}); nearest is {nearest}, "
         f"where {'; '.join(problems[nearest])}"
     )
 
 
 def misfits(family: Family, network: TransformerConfig) -> Iterator[str]:
-    """What of a network a family has no word for, field by field."""
+    """The fields of a network that a family cannot express."""
     for name, value in family.our_values.items():
         if (got := getattr(network, name)) != value:
             yield f"{name} must be {value!r}, got {got!r}"
@@ -257,7 +259,7 @@ def misfits(family: Family, network: TransformerConfig) -> Iterator[str]:
 
 
 def config_of(family: Family, network: TransformerConfig) -> dict[str, Any]:
-    """The config.json of a network that fits, as transformers 4 and 5 both read it."""
+    """The config.json of a network that fits, readable by transformers 4 and 5."""
     told = {name: getattr(network, ours[0]) for name, ours in family.said.items()}
     scaling = network.rotary_scaling
     return {
@@ -271,7 +273,7 @@ def config_of(family: Family, network: TransformerConfig) -> dict[str, Any]:
 
 
 def rope_scaling_of(scaling: RotaryScaling) -> dict[str, Any] | None:
-    """What config.json calls a scaling; None for one that it has no word for."""
+    """A scaling as config.json writes it; None if it has no name for it."""
     if isinstance(scaling, LinearScaling):
         return {"rope_type": "linear", "factor": scaling.factor}
     if isinstance(scaling, Llama3Scaling):
@@ -292,7 +294,7 @@ Layout = Literal["huggingface", "gguf"]
 
 @dataclass(frozen=True)
 class _Row:
-    """One of their modules: of which of ours it is all, or a part, and what each layout calls it."""
+    """One module of theirs: the whole or part of one of our modules, with its name in each layout."""
 
     ours: str
     part: str | None
@@ -319,12 +321,12 @@ _LAYER_ROWS = (
     _Row("mlp_out", None, "mlp.down_proj", "ffn_down"),
 )
 _LAYERS: dict[Layout, str] = {"huggingface": "model.layers.{}.", "gguf": "blk.{}."}
-MASK_VECTOR = "mask_vector"  # ours alone
+MASK_VECTOR = "mask_vector"  # only in our layout
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One of their tensors: these rows of one of our parameters."""
+    """A tensor of theirs: these rows of one of our parameters."""
 
     name: str
     ours: str
@@ -332,11 +334,11 @@ class Piece:
     stop: int
     shape: Shape
     part: str | None
-    """query, key, value, gate or up, where it is only a part."""
+    """query, key, value, gate or up, if it is only a part."""
 
 
 def pieces(network: TransformerConfig, layout: Layout = "huggingface") -> list[Piece]:
-    """All tensors of a checkpoint of this network, in our order; every row of our parameters is in one."""
+    """All tensors of a checkpoint of this network, in our order. They cover every row of our parameters."""
     others, in_layers = _by_ours(_OTHER_ROWS), _by_ours(_LAYER_ROWS)
     found = []
     for name, shape in parameter_shapes(network).items():
@@ -362,7 +364,7 @@ def _by_ours(rows: tuple[_Row, ...]) -> dict[str, list[_Row]]:
 
 
 def _height(part: str | None, shape: Shape, network: TransformerConfig) -> int:
-    """How many rows of our parameter are this part of it."""
+    """How many rows of our parameter this part has."""
     if part == "query":
         return network.attention_width
     if part in ("key", "value"):

@@ -1,6 +1,6 @@
-"""GGUF files of Llama- and Qwen-type models (llama.cpp's format), dequantized into a network of ours.
+"""Load GGUF files (llama.cpp's format) of Llama- and Qwen-type models, dequantized into our network.
 
-The metadata say what a config.json would, and are read as one. Tensors are dequantized some rows at a time.
+The metadata say the same as a config.json, and are read as one. Tensors are dequantized some rows at a time.
 """
 
 from pathlib import Path
@@ -21,15 +21,15 @@ from bd3lm.parsing import shown
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
 _EMBEDDING, _HEAD, _FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
-_PERMUTED = ("query", "key")  # of Llama's attention, whose rows lie pair by pair
-_LLAMA3 = {"original_context": 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0}  # of every Llama 3
+_PERMUTED = ("query", "key")  # in Llama's attention, with rows pair by pair
+_LLAMA3 = {"original_context": 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0}  # in every Llama 3
 _CLOSE = 1e-4
 
 
 def load(
     path: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> tuple[Network, LanguageModelConfig]:
-    """A model in a GGUF file, in float32 unless another type is asked for."""
+    """Load the model in a GGUF file, in float32 unless another type is given."""
     file = GGUFFile(path)
     shape, wanted = checked(file)
     room = allocate(shape, device=device, dtype=dtype or torch.float32, where=str(path))
@@ -45,12 +45,12 @@ def load(
 
 
 def read(path: Path) -> LanguageModelConfig:
-    """What `load` gives beside the network."""
+    """The config that `load` returns next to the network."""
     return model_config(read_network(GGUFFile(path)))
 
 
 def checked(file: GGUFFile) -> tuple[TransformerConfig, list[Piece]]:
-    """The network in a file, and its tensors, which fit and can be read."""
+    """The network in a file, and its tensors, after checking that they fit and can be read."""
     shape, where = read_network(file), str(file.path)
     found = {name: tensor.shape for name, tensor in file.tensors.items() if name != _FACTORS}
     check_layers(found, shape, where=where)
@@ -66,7 +66,7 @@ def piece_rows(file: GGUFFile, piece: Piece, head_dim: int, start: int, stop: in
         return file.read(piece.name)[start:stop]
     if not _by_pairs(file, piece):
         return file.read(piece.name, start, stop)
-    first, last = start - start % head_dim, stop + -stop % head_dim  # heads are ordered each for itself
+    first, last = start - start % head_dim, stop + -stop % head_dim  # each head has its own order
     rows = file.read(piece.name)[first:last] if len(piece.shape) == 1 else file.read(piece.name, first, last)
     return _halves(rows, head_dim)[start - first : stop - first]
 
@@ -76,27 +76,30 @@ def _by_pairs(file: GGUFFile, piece: Piece) -> bool:
 
 
 def _in_parts(file: GGUFFile, piece: Piece) -> list[tuple[int, int]]:
-    """As much at a time as is dequantized at once."""
+    """Row ranges small enough to dequantize at once."""
     rows = piece.stop - piece.start
     step = rows if len(piece.shape) == 1 or _by_pairs(file, piece) else file.rows_at_a_time(piece.name)
     return [(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
 def _halves(rows: Tensor, head_dim: int) -> Tensor:
-    """Rows in our order, where the two of a rotated pair are half a head apart, of rows pair by pair."""
+    """Reorder rows stored pair by pair into our order, where the two rows of a rotated pair are half a head
+    apart."""
     by_pair = rows.unflatten(0, (-1, head_dim // 2, 2))
     return by_pair.transpose(1, 2).flatten(0, 2)
 
 
 def read_network(file: GGUFFile) -> TransformerConfig:
-    """The network that the metadata describe; what we lack is refused by its name."""
+    """The network that the metadata describe. Unsupported features are refused by name."""
     where, kind = str(file.path), file.get("general.architecture", str, ...)
     if kind not in ARCHITECTURES:
         raise ValueError(
             f"general.architecture in {where} must be one of {', '.join(ARCHITECTURES)}, got {shown(kind)}"
         )
     if (experts := file.get(f"{kind}.expert_count", int, 0)) > 0:
-        raise ValueError(f"{kind}.expert_count in {where} must be 0 (mixtures are not loaded), got {experts}")
+        raise ValueError(
+            f"{kind}.expert_count in {where} must be 0 (mixtures of experts are not supported), got {experts}"
+        )
     embedding = file.tensors.get(_EMBEDDING)
     if embedding is None or len(embedding.shape) != 2:
         raise ValueError(f"{where} must hold the matrix {_EMBEDDING}")
@@ -105,7 +108,7 @@ def read_network(file: GGUFFile) -> TransformerConfig:
 
 
 def _as_config(file: GGUFFile, kind: str) -> dict[str, Any]:
-    """The metadata by the names of a config.json."""
+    """The metadata under the names of a config.json."""
 
     def number(name: str, default: Any = ...) -> Any:
         return file.get(f"{kind}.{name}", int, default)
@@ -115,7 +118,8 @@ def _as_config(file: GGUFFile, kind: str) -> dict[str, Any]:
     head_dim = number("attention.key_length", rotated or (hidden // heads if heads > 0 else 0))
     if (of_values := number("attention.value_length", head_dim)) != head_dim:
         raise ValueError(
-            f"{kind}.attention.value_length in {file.path} must be that of keys, {head_dim}, got {of_values}"
+            f"{kind}.attention.value_length in {file.path} must equal the length of keys, {head_dim}, "
+            f"got {of_values}"
         )
     context = number("context_length")
     data = {
@@ -138,7 +142,7 @@ def _as_config(file: GGUFFile, kind: str) -> dict[str, Any]:
 
 
 def _scaling(file: GGUFFile, kind: str, data: dict[str, Any]) -> dict[str, Any] | None:
-    """As a config.json has it. Llama 3's is stored as the factors that it comes to."""
+    """The rotary scaling as in a config.json. GGUF stores Llama 3's scaling as the resulting factors."""
     named = file.get(f"{kind}.rope.scaling.type", str, "none")
     if named not in ("none", ""):
         factor = file.get(f"{kind}.rope.scaling.factor", float, None)
@@ -161,5 +165,5 @@ def _scaling(file: GGUFFile, kind: str, data: dict[str, Any]) -> dict[str, Any] 
 def _plain_frequencies(data: dict[str, Any]) -> Tensor | None:
     head_dim, base = data["head_dim"], data["rope_theta"]
     if not 2 <= head_dim <= 2**20 or head_dim % 2 or not 0.0 < base < float("inf"):
-        return None  # which `network_of` refuses by name
+        return None  # `network_of` refuses it by name
     return frequencies(head_dim, base=base)

@@ -1,7 +1,7 @@
-"""A GGUF file as metadata and tensors: every length is checked before it is believed.
+"""A GGUF file as metadata and tensors. Every length is checked before it is used.
 
-The header is read here, in one pass over a map of the file; what a quantized block means is the business of
-the `gguf` package. Tensors are read some rows at a time, so that none is in memory twice.
+We read the header in one pass over a memory map of the file. The `gguf` package decodes quantized blocks.
+Tensors are read some rows at a time, so that none is in memory twice.
 """
 
 import mmap
@@ -34,7 +34,7 @@ _CHUNK = 2**24  # bytes of a tensor at a time, about
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """Where a tensor lies, and as what."""
+    """Where a tensor is, and in which format."""
 
     shape: Shape
     type: int
@@ -43,7 +43,7 @@ class GGUFTensor:
 
 
 class GGUFFile:
-    """An open file's header. `metadata` has plain values, `tensors` their places."""
+    """The header of an open file. `metadata` has plain values, `tensors` the places of the tensors."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -54,11 +54,12 @@ class GGUFFile:
         try:
             with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 self._read(_Cursor(data))
-        except (ValueError, OSError) as error:  # of mmap too, where the file is empty
+        except (ValueError, OSError) as error:  # mmap raises too, if the file is empty
             raise ValueError(f"{path} must be a readable GGUF file: {error}") from None
 
     def get(self, key: str, kind: type, default: Any = None) -> Any:
-        """A value of the metadata, of the kind that it must have; a default of ... makes it needed."""
+        """A value of the metadata, which must have the given type. With the default ... the value is
+        required."""
         value = self.metadata.get(key, default)
         is_kind = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
         if value is ... or (value is not default and not is_kind):
@@ -67,7 +68,7 @@ class GGUFFile:
         return value
 
     def kind(self, name: str) -> str:
-        """The name of a tensor's type, by which it is called where it is not known."""
+        """The name of a tensor's type, or its number if it is unknown."""
         number = self.tensors[name].type
         try:
             return str(self._kinds.GGMLQuantizationType(number).name)
@@ -75,16 +76,16 @@ class GGUFFile:
             return f"number {number}"
 
     def check_types(self) -> None:
-        """Refuse what the package does not dequantize, before anything is allocated."""
+        """Refuse types that the package cannot dequantize, before anything is allocated."""
         for name, tensor in self.tensors.items():
             if tensor.type not in self._readable:
                 raise ValueError(
-                    f"tensor {name:.200} in {self.path} must be of a type that the gguf package dequantizes, "
-                    f"got {self.kind(name)}"
+                    f"tensor {name:.200} in {self.path} must have a type that the gguf package can "
+                    f"dequantize, got {self.kind(name)}"
                 )
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
-        """Some rows of a tensor (all of one of one dimension), in float32."""
+        """Some rows of a tensor, in float32; a one-dimensional tensor is read whole."""
         tensor = self.tensors[name]
         rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
         stop = rows if stop is None or rows == 1 else stop
@@ -96,7 +97,7 @@ class GGUFFile:
         return values.flatten() if len(tensor.shape) == 1 else values
 
     def rows_at_a_time(self, name: str) -> int:
-        """How many rows to read of a tensor."""
+        """How many rows of a tensor to read at once."""
         tensor = self.tensors[name]
         return max(1, _CHUNK // (4 * tensor.shape[-1]))
 
@@ -117,7 +118,7 @@ class GGUFFile:
 
     def _read(self, cursor: "_Cursor") -> None:
         if cursor.take(4) != _MAGIC:
-            raise ValueError("it does not begin with GGUF")
+            raise ValueError("it must begin with GGUF")
         version = cursor.number("I")
         if version not in _VERSIONS:
             raise ValueError(f"its version must be 2 or 3, got {version}")
@@ -125,12 +126,12 @@ class GGUFFile:
         for _ in range(keys):
             key = cursor.text()
             if key in self.metadata:
-                raise ValueError(f"{key:.200} is there twice")
+                raise ValueError(f"{key:.200} occurs twice")
             self.metadata[key] = cursor.value(cursor.number("I"))
         for _ in range(tensors):
             name, tensor = self._tensor(cursor)
             if name in self.tensors:
-                raise ValueError(f"tensor {name:.200} is there twice")
+                raise ValueError(f"tensor {name:.200} occurs twice")
             self.tensors[name] = tensor
         self._place(cursor)
 
@@ -140,11 +141,12 @@ class GGUFFile:
             raise ValueError(f"tensor {name:.200} must have 1 to 4 dimensions, got {dimensions}")
         shape = tuple(cursor.number("Q") for _ in range(dimensions))
         if not all(shape):
-            raise ValueError(f"tensor {name:.200} must hold numbers, got the shape {shape}")
+            raise ValueError(f"tensor {name:.200} must not be empty, got the shape {shape}")
         return name, GGUFTensor(shape[::-1], cursor.number("I"), cursor.number("Q"))
 
     def _place(self, cursor: "_Cursor") -> None:
-        """Offsets from the beginning of the file, each with its end within the file."""
+        """Convert offsets to count from the beginning of the file, and check that each tensor ends within the
+        file."""
         alignment = self.metadata.get("general.alignment", _ALIGNMENT)
         if type(alignment) is not int or alignment < 1:
             raise ValueError(f"general.alignment must be at least 1, got {shown(alignment)}")
@@ -153,7 +155,7 @@ class GGUFFile:
             here = GGUFTensor(tensor.shape, tensor.type, begin + tensor.offset)
             self.tensors[name] = here
             if here.type not in set(map(int, self._kinds.GGML_QUANT_SIZES)):
-                continue  # `check_types` names it
+                continue  # `check_types` reports it
             block, _ = self._kinds.GGML_QUANT_SIZES[self._kinds.GGMLQuantizationType(here.type)]
             if here.shape[-1] % block:
                 raise ValueError(
@@ -170,7 +172,7 @@ class GGUFFile:
 
 
 class _Cursor:
-    """Reads on from a place, never past the end."""
+    """Reads forward from a place, never past the end."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self.data, self.place = data, 0
@@ -178,8 +180,7 @@ class _Cursor:
     def take(self, length: int) -> bytes:
         if length > len(self.data) - self.place:
             raise ValueError(
-                f"it ends after {len(self.data):,} bytes, where {length:,} more were to follow byte "
-                f"{self.place:,}"
+                f"it ends after {len(self.data):,} bytes, but {length:,} more must follow byte {self.place:,}"
             )
         self.place += length
         return self.data[self.place - length : self.place]
@@ -207,6 +208,6 @@ class _Cursor:
         return list(struct.unpack(f"<{count}{code}", self.take(count * struct.calcsize(code))))
 
     def _expect(self, least: int) -> None:
-        """Refuse a count that the rest of the file cannot hold."""
+        """Refuse a count that does not fit in the rest of the file."""
         if least > len(self.data) - self.place:
             self.take(least)

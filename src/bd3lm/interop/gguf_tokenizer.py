@@ -1,4 +1,4 @@
-"""The tokenizer in a GGUF file: a byte-level BPE, written as the tokenizer.json that it was made from."""
+"""The tokenizer in a GGUF file: a byte-level BPE, converted back to a tokenizer.json."""
 
 import json
 import warnings
@@ -11,11 +11,11 @@ from bd3lm.interop.gguf_file import GGUFFile
 from bd3lm.parsing import shown
 
 _BPE = "gpt2"
-_UNKNOWN, _CONTROL, _OF_USER = 2, 3, 4  # kinds of tokens that are not made by merges
+_UNKNOWN, _CONTROL, _OF_USER = 2, 3, 4  # kinds of tokens that merges do not make
 
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 _BYTES_ONLY = _BYTE_LEVEL | {"use_regex": False}
-# How words are cut, by the names of llama.cpp; the patterns are those of the models' own tokenizer.json.
+# How texts are cut into words, by llama.cpp's names. The patterns come from the models' own tokenizer.json.
 _LETTERS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -37,12 +37,13 @@ _PRE_TOKENIZERS: dict[str, dict[str, Any]] = {
     "qwen2": _cut(""),
 }
 _NORMALIZERS = {"qwen2": {"type": "NFC"}}
-_WHOLE_WORDS = ("llama-bpe",)  # a word that is a token is taken whole, merges or not
-_BEGIN = ("llama-bpe",)  # texts begin with a token where the file does not say
+_WHOLE_WORDS = ("llama-bpe",)  # a word that is a token stays whole, whatever the merges say
+_BEGIN = ("llama-bpe",)  # texts begin with BOS unless the file says otherwise
 
 
 def read_tokenizer(file: GGUFFile, vocabulary: int) -> Tokenizer | None:
-    """The tokenizer of a model that predicts so many tokens; None, with a warning, for a kind we lack."""
+    """The tokenizer of a model that predicts this many tokens; None, with a warning, for an unsupported
+    kind."""
     kind = file.get("tokenizer.ggml.model", str, "none")
     cut = file.get("tokenizer.ggml.pre", str, "default")
     if kind != _BPE or cut not in _PRE_TOKENIZERS:
@@ -55,7 +56,7 @@ def read_tokenizer(file: GGUFFile, vocabulary: int) -> Tokenizer | None:
         return None
     tokens = _texts(file, "tokenizer.ggml.tokens")
     if len(set(tokens)) < len(tokens):
-        raise ValueError(f"tokenizer.ggml.tokens in {file.path} must all differ")
+        raise ValueError(f"tokenizer.ggml.tokens in {file.path} must not repeat")
     spec = _spec(file, tokens, cut)
     begin = file.get("tokenizer.ggml.bos_token_id", int, None)
     if begin is not None and file.get("tokenizer.ggml.add_bos_token", bool, cut in _BEGIN):
@@ -75,7 +76,7 @@ def _spec(file: GGUFFile, tokens: list[str], cut: str) -> dict[str, Any]:
     kinds = file.get("tokenizer.ggml.token_type", list, [])
     if len(kinds) not in (0, len(tokens)):
         raise ValueError(
-            f"tokenizer.ggml.token_type in {file.path} must be as many as the {len(tokens):,} tokens, got "
+            f"tokenizer.ggml.token_type in {file.path} must have {len(tokens):,} entries, one per token, got "
             f"{len(kinds):,}"
         )
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)

@@ -1,7 +1,7 @@
-"""Other people's tasks: a model as lm-evaluation-harness (`lm_eval`, the extra `harness`) drives it.
+"""Evaluate a model with lm-evaluation-harness (`lm_eval`, the extra `harness`).
 
-Importing this module makes the harness know the model `bd3lm`. The harness looks for no models outside its
-own package, so `python -m bd3lm.interop.harness` is its command with ours added.
+Importing this module registers the model `bd3lm` with the harness. The harness does not look for models
+outside its own package, so `python -m bd3lm.interop.harness` runs its command with our model added.
 """
 
 import sys
@@ -33,15 +33,15 @@ except ImportError as error:
     sys.exit(f"bd3lm.interop.harness needs the package lm_eval: pip install 'bd3lm[harness]' ({error})")
 
 DTYPES = ("float32", "bfloat16", "float64")
-_AUTO = "auto"  # what the harness calls a choice that is left to the model
+_AUTO = "auto"  # the harness's word for a choice left to the model
 _BATCH_SIZE = 8
-_MAX_NEW_TOKENS = 256  # where a task does not say, as for the harness's own models
+_MAX_NEW_TOKENS = 256  # if a task does not say; the same as for the harness's own models
 _OPTIONS = ("until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p", "num_beams")
 
 
 @dataclass(frozen=True)
 class _Text:
-    """Token ids, of which the first `given` are not scored."""
+    """Token ids. The first `given` of them are not scored."""
 
     tokens: list[int]
     given: int
@@ -49,14 +49,14 @@ class _Text:
 
 @register_model("bd3lm")
 class HarnessLM(LM):
-    """A model's likelihoods, exact or bounded, and its continuations of contexts.
+    """A model as the harness sees it: likelihoods, exact or bounded, and continuations of contexts.
 
-    `pretrained` is a run, model folder, GGUF file or hub id, or a model in memory; `estimator`, `samples` and
-    `seed` are those of `LanguageModel.log_likelihood`, `steps` those of `Settings`, `lean` replaces that of a
-    block diffusion model, `law` that of a joint one. A context begins as all texts of the model do, with the
-    token that texts begin with where there is one; else only an empty context does, with the token that ends
-    them. What does not fit into the network's context is left off on the left. The batch size "auto" is 8, or
-    `max_batch_size` where that is less; dtype "auto" is the same as None.
+    `pretrained` is a run, model folder, GGUF file or hub id, or a loaded model. `estimator`, `samples` and
+    `seed` are as in `LanguageModel.log_likelihood`, and `steps` as in `Settings`. `lean` replaces the lean of
+    a block diffusion model, `law` selects the law of a joint model. A context begins like all texts of the
+    model: with the BOS token if there is one. Otherwise only an empty context gets a first token, the end
+    token. Tokens that do not fit into the network's context are dropped on the left. Batch size "auto" is 8,
+    or `max_batch_size` if that is less; dtype "auto" is the same as None.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class HarnessLM(LM):
         self.begin = self._begin()
         build_writer(
             model.network, model.config, self.settings
-        )  # refuses steps that the method does not take
+        )  # refuses steps if the method does not take them
         self._figure: Figure | None = None  # SSD-LM has none
         if self.method.no_likelihood is None or estimator != "auto":
             self._figure = build_estimator(model.config, estimator).figures(model.network)[0]
@@ -99,22 +99,24 @@ class HarnessLM(LM):
 
     @property
     def figure(self) -> Figure | None:
-        """What the likelihoods are; None where there are none, as after tasks that only asked for texts."""
+        """The kind of likelihoods measured; None if there are none, for example after tasks that only
+        generate texts."""
         return None if self._has_written and not self._has_scored else self._figure
 
-    # --- what the harness asks ---
+    # --- the harness's interface ---
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """log p(continuation | context), and whether the continuation is what the model greedily writes.
+        """log p(continuation | context), and whether the continuation is what the model writes greedily.
 
-        Greedily is with the likeliest token at every place. A block diffusion model fills the places of a
-        block in a random order, which follows from the seed, and so may its greedy text.
+        Greedy means the likeliest token at every position. A block diffusion model fills a block in a random
+        order that follows from the seed, so its greedy text may also depend on the seed.
         """
         texts = [self._pair(*request.args) for request in requests]
         return list(zip(self._score(texts, disable_tqdm), self._are_greedy(texts), strict=True))
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """log p of whole texts: each token once, in windows of the context that overlap by a token."""
+        """log p of whole texts, with each token scored once, in windows of the context that overlap by one
+        token."""
         windows = [
             (index, window)
             for index, request in enumerate(requests)
@@ -129,7 +131,8 @@ class HarnessLM(LM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Continuations, each up to its first stop string or the end token.
 
-        A context has a seed of its own, whatever else is asked; the same request again has another.
+        Each context has a seed of its own, whatever else is requested. Repeating a request gives it another
+        seed.
         """
         self._has_written = True
         texts, seeds, repeats = [""] * len(requests), [], Counter[str]()
@@ -149,7 +152,7 @@ class HarnessLM(LM):
         return texts
 
     def get_model_info(self) -> dict[str, Any]:
-        """What the harness writes into its results beside its own settings."""
+        """What the harness writes into its results next to its own settings."""
         figure = self.figure
         return {
             "model_title": self.model.config.title,
@@ -164,18 +167,19 @@ class HarnessLM(LM):
     # --- tokens ---
 
     def _begin(self) -> list[int]:
-        """The token that texts begin with, or none for a model that predicts first tokens itself."""
+        """The BOS token, or nothing for a model that predicts first tokens itself."""
         if self.method.score_first:
             return []
         for token in (self.text_tokenizer.bos_id, self.text_tokenizer.eos_id):
             if token is not None:
                 return [token]
-        raise ValueError("the tokenizer must have a token for texts to begin with, BOS or EOS, got neither")
+        raise ValueError("the tokenizer must have BOS or EOS, to begin texts with, got neither")
 
     def _pair(self, context: str, continuation: str) -> _Text:
-        """Encoded together, and split where the context ends; spaces before the end are the continuation's.
+        """Encode both together, and split where the context ends. Spaces at the end of the context belong to
+        the continuation.
 
-        This is how the harness treats its own models.
+        The harness treats its own models this way.
         """
         before, begin = self.text_tokenizer.encode(context.rstrip()), self.begin
         if before and self.text_tokenizer.bos_id is None:
@@ -192,10 +196,10 @@ class HarnessLM(LM):
         return _Text(tokens, len(tokens) - len(scored))
 
     def _windows(self, tokens: list[int]) -> Iterator[_Text]:
-        """Windows that score every token once; the last one reaches back as far as the context does."""
+        """Windows that score every token once. The last one reaches back as far as the context allows."""
         tokens, scored = [*self.begin, *tokens], len(self.begin)
         while scored < len(tokens):
-            # The token before the first scored one is given, also where the text itself begins with none.
+            # The token before the first scored one is given, even if the text itself begins without one.
             end = min(len(tokens), self.context if scored <= len(self.begin) else scored - 1 + self.context)
             start = max(0, end - self.context)
             yield _Text(tokens[start:end], scored - start)
@@ -224,7 +228,7 @@ class HarnessLM(LM):
     # --- likelihoods ---
 
     def _score(self, texts: Sequence[_Text], disable_tqdm: bool) -> list[float]:
-        """log p of what is scored in each text; texts of like lengths go together, the longest first."""
+        """log p of the scored part of each text. Texts of similar lengths go together, the longest first."""
         self._has_scored = True
         order = sorted(range(len(texts)), key=lambda index: -len(texts[index].tokens))
         scores = [0.0] * len(texts)
@@ -242,10 +246,10 @@ class HarnessLM(LM):
         return scores
 
     def _are_greedy(self, texts: Sequence[_Text]) -> list[bool]:
-        """Whether what is scored in each text is what the model greedily writes there.
+        """Whether the scored part of each text is what the model writes there greedily.
 
-        Most texts differ soon, so they are compared in pieces, each of them twice as long as what came
-        before. A piece ends where a block does: what is written in a block does not depend on later ones.
+        Most texts differ early, so they are compared in pieces, each twice as long as everything before it. A
+        piece ends at the end of a block: what is written in a block does not depend on later blocks.
         """
         greedy, seen = [True] * len(texts), [text.given for text in texts]
         size = self.method.piece(self.context)
@@ -268,20 +272,20 @@ class HarnessLM(LM):
     # --- texts ---
 
     def _options(self, asked: Mapping[str, Any]) -> tuple[Settings, list[str], int]:
-        """How to write, where to stop and how many tokens to write, from a task's options for generation."""
+        """Sampling settings, stop strings and the number of tokens, from a task's generation options."""
         options: dict[str, Any] = dict(normalize_gen_kwargs(dict(asked), _MAX_NEW_TOKENS))
         for name in options:
             if name not in _OPTIONS:
-                raise ValueError(f"options for generation are {', '.join(_OPTIONS)}, got {name}")
+                raise ValueError(f"generation options must be among {', '.join(_OPTIONS)}, got {name}")
         if options.get("num_beams", 1) != 1:
-            raise ValueError(f"num_beams must be 1: there is no beam search here, got {options['num_beams']}")
+            raise ValueError(f"num_beams must be 1 (no beam search), got {options['num_beams']}")
         if options["max_gen_toks"] < 1:
             raise ValueError(f"max_gen_toks must be at least 1, got {options['max_gen_toks']}")
         drawing, temperature = dict(self.method.greedy), options.get("temperature", 1.0)
         if options["do_sample"] and temperature:
             drawing = {
                 "temperature": temperature,
-                "top_k": options.get("top_k") or None,  # for Hugging Face 0 is off
+                "top_k": options.get("top_k") or None,  # for Hugging Face 0 means off
                 "top_p": options.get("top_p", 1.0),
             }
         return Settings.of(self.settings, drawing), options["until"], options["max_gen_toks"]
@@ -294,7 +298,7 @@ class HarnessLM(LM):
         settings: Settings,
         seeds: Sequence[int],
     ) -> list[str]:
-        """What follows each prompt up to its stop."""
+        """The continuation of each prompt up to its stop."""
         written = self.model.generate(
             [[*prompt, Gap(length)] for prompt in prompts],
             settings,
@@ -305,7 +309,7 @@ class HarnessLM(LM):
 
 
 def _batch_size(asked: int | str, most: int | str | None) -> int:
-    """The batch size that is asked for; where that is "auto", or "auto:N", our own, at most `most`."""
+    """The requested batch size; for "auto" or "auto:N" our own, at most `most`."""
     for name, value in (("batch_size", asked), ("max_batch_size", most)):
         automatic = name == "batch_size" and str(value).partition(":")[0] == _AUTO
         if value is not None and not automatic and not (str(value).isdecimal() and int(value) >= 1):
@@ -321,7 +325,7 @@ def _open(
 ) -> LanguageModel:
     if isinstance(pretrained, LanguageModel):
         if (device, dtype, tokenizer) != (None, None, None):
-            raise ValueError("device, dtype and tokenizer are for a model that is yet to be loaded")
+            raise ValueError("device, dtype and tokenizer must be None for a model that is already loaded")
         return pretrained
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")

@@ -1,9 +1,10 @@
-"""Llama-, Mistral- and Qwen-type checkpoints of Hugging Face's layout, as autoregressive models, both ways.
+"""Llama-, Mistral- and Qwen-type checkpoints in Hugging Face's layout as autoregressive models, in both
+directions.
 
-Weights are read tensor by tensor into a network that has its room already, so that loading takes little
-more memory than the weights. `transformers` is not needed, no code of a repository is run (`auto_map` is not
-looked at), and pickles are not read. The mask is a vector beside the vocabulary, which only the input knows:
-what the checkpoint predicts stays what it was.
+Weights are read tensor by tensor into a network that is already allocated, so loading takes little more
+memory than the weights. `transformers` is not needed, no code of a repository runs (`auto_map` is ignored),
+and pickles are not read. The mask is an extra vector after the vocabulary that only the input uses: the
+checkpoint's predictions stay the same.
 """
 
 import json
@@ -50,13 +51,13 @@ from bd3lm.parsing import shown
 
 GENERATION_NAME = "generation_config.json"
 HEAD = "lm_head.weight"
-_BUFFER = ".rotary_emb.inv_freq"  # that old checkpoints hold for each layer: it follows from the config
+_BUFFER = ".rotary_emb.inv_freq"  # stored for each layer by old checkpoints; it follows from the config
 _MEAN_ROWS = 8192  # of an embedding at a time, in double precision
 _LISTED = 5
 
 
 def recognises(data: Mapping[str, Any]) -> bool:
-    """Whether this config.json is of a family that is loaded here."""
+    """Whether this config.json belongs to a family that is loaded here."""
     kind = data.get("model_type")
     return "format" not in data and isinstance(kind, str) and kind in FAMILIES
 
@@ -64,7 +65,7 @@ def recognises(data: Mapping[str, Any]) -> bool:
 def load(
     folder: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> tuple[Network, LanguageModelConfig]:
-    """A checkpoint in a folder; without a dtype in the one it is stored in."""
+    """Load the checkpoint in a folder; by default in the dtype it is stored in."""
     shape = read_network(read_config(folder), where=str(folder / CONFIG_NAME))
     network = read_weights(folder, shape, device=device, dtype=dtype)
     set_mask_vector(network)
@@ -74,7 +75,7 @@ def load(
 def read_weights(
     folder: Path, shape: TransformerConfig, *, device: torch.device | str, dtype: torch.dtype | None
 ) -> Transformer:
-    """The network of this shape whose weights lie in a folder, but for a mask beside the vocabulary."""
+    """The network of this shape with the weights in a folder. The vector of an extra mask is not set."""
     where = str(folder)
     checkpoint = Checkpoint(folder, shape)
     wanted, stored = checkpoint.pieces, checkpoint.stored
@@ -93,7 +94,7 @@ def read_weights(
 
 
 class Checkpoint:
-    """The tensors in a folder, which fit a network of this shape: they were looked at, and not read."""
+    """The tensors in a folder, checked against a network shape, but not read yet."""
 
     def __init__(self, folder: Path, shape: TransformerConfig) -> None:
         where = str(folder)
@@ -109,7 +110,7 @@ class Checkpoint:
 
 
 def read(folder: Path) -> LanguageModelConfig:
-    """What `load` gives beside the network."""
+    """The config that `load` returns next to the network."""
     return model_config(read_network(read_config(folder), where=str(folder / CONFIG_NAME)))
 
 
@@ -121,7 +122,7 @@ def read_network(data: Mapping[str, Any], *, where: str) -> TransformerConfig:
 
 
 def check_written(family: Family, data: Mapping[str, Any], *, where: str) -> None:
-    """Refuse a config.json of another class, or of weights that are not stored as they are."""
+    """Refuse a config.json with another class, or with quantized weights."""
     classes = data.get("architectures")
     if classes is not None and classes != [family.architecture]:
         raise ValueError(
@@ -132,13 +133,13 @@ def check_written(family: Family, data: Mapping[str, Any], *, where: str) -> Non
         quantized = data["quantization_config"]
         method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
         raise ValueError(
-            f"quantization_config in {where} must not be there: weights quantized by {shown(method)} are not "
-            "loaded; load the checkpoint that was quantized, or a GGUF file"
+            f"quantization_config in {where} must be absent: weights quantized by {shown(method)} are not "
+            "supported; load the checkpoint from before the quantization, or a GGUF file"
         )
 
 
 def model_config(network: TransformerConfig) -> LanguageModelConfig:
-    """The model of such a network, whose mask follows its vocabulary."""
+    """The model config of this network. Its mask follows the vocabulary."""
     return LanguageModelConfig(network=network, method=AutoregressiveMethod(), mask_id=network.vocab_size)
 
 
@@ -151,7 +152,7 @@ def fill(network: Transformer, some: Iterable[Piece], read: Callable[[str], Tens
 
 
 def set_mask_vector(network: Transformer) -> None:
-    """Let the mask be read as the mean of all tokens, until somebody trains it."""
+    """Set the mask's vector to the mean of all tokens, as a start for training."""
     weight = network.embedding.weight.detach()
     if network.mask_vector is not None:
         with torch.no_grad():
@@ -159,26 +160,26 @@ def set_mask_vector(network: Transformer) -> None:
 
 
 def mean_token(rows: Callable[[slice], Tensor], number: int) -> Tensor:
-    """The mean row of an embedding, of which a part at a time is in double precision."""
+    """The mean row of an embedding, computed in double precision, part by part."""
     parts = (rows(slice(*part)).double().sum(0) for part in in_parts(number))
     return sum(parts, torch.zeros(())) / number
 
 
 def in_parts(rows: int) -> list[tuple[int, int]]:
-    """First and last of some rows at a time."""
+    """First row and row after the last, for some rows at a time."""
     return [(start, min(start + _MEAN_ROWS, rows)) for start in range(0, rows, _MEAN_ROWS)]
 
 
 def check_tied(head: Tensor, weight: Tensor, *, where: str) -> None:
     if head.shape != weight.shape or not torch.equal(head.to(weight), weight):
         raise ValueError(
-            f"{HEAD} in {where} must be model.embed_tokens.weight, since tie_word_embeddings is true, got "
+            f"{HEAD} in {where} must equal model.embed_tokens.weight, since tie_word_embeddings is true, got "
             "another matrix"
         )
 
 
 def _stored(folder: Path) -> dict[str, tuple[Path, Stored]]:
-    """All tensors of a checkpoint: in which file each lies, and what that file's header says of it."""
+    """All tensors of a checkpoint: the file that holds each, and that file's header entry for it."""
     files = weights_files(folder)
     headers = {path: read_header(path) for path in files}
     if [path.name for path in files] != [WEIGHTS_NAME]:
@@ -194,23 +195,23 @@ def _stored(folder: Path) -> dict[str, tuple[Path, Stored]]:
     return {name: (path, stored) for path, header in headers.items() for name, stored in header.items()}
 
 
-# --- Out ---
+# --- Saving ---
 
 
 def to_huggingface_config(config: LanguageModelConfig) -> tuple[TransformerConfig, dict[str, Any]]:
-    """The network of a model, and its config.json by the family that it fits; what does not fit is refused
-    by name. Of a model that has a causal law among others, that is written."""
+    """The network of a model, and the config.json of the family it fits. What does not fit is refused by
+    name. Of a model with several laws, the causal one is written."""
     causal = config.under("causal") if "causal" in config.method.laws else config
     if not causal.method.is_causal_lm:
         raise ValueError(
-            "a checkpoint for transformers' own classes is of an autoregressive model, which predicts no "
-            f"first token, got {config.title} (method.kind {config.method.kind!r}, score_first "
+            "a checkpoint for transformers' own classes must be an autoregressive model that does not "
+            f"predict first tokens, got {config.title} (method.kind {config.method.kind!r}, score_first "
             f"{config.method.score_first})"
         )
     shape = config.network
     if not isinstance(shape, TransformerConfig):
         raise ValueError(
-            f"network.kind must be transformer, to be written for transformers, got {shape.kind!r}"
+            f"network.kind must be transformer, to be saved for transformers, got {shape.kind!r}"
         )
     return shape, config_of(family_for(shape), shape)
 
@@ -223,13 +224,13 @@ def save(
     eos_id: int | None = None,
     bos_id: int | None = None,
 ) -> None:
-    """Write a checkpoint that transformers loads; a mask beside the vocabulary stays behind."""
+    """Write a checkpoint that transformers can load. An extra mask vector is left out."""
     check_config(network, config)
     shape, data = to_huggingface_config(config)
     ids = {"bos_token_id": bos_id, "eos_token_id": eos_id, "pad_token_id": None}
     data |= ids | {"torch_dtype": str(network.dtype).removeprefix("torch.")}
     generation: dict[str, Any] = dict(ids)
-    if config.mask_id < config.network.vocab_size:  # which we never write, and others might
+    if config.mask_id < config.network.vocab_size:  # we never write this, but others might
         generation["suppress_tokens"] = [config.mask_id]
     path = make_folder(folder)
     parameters = dict(network.named_parameters())

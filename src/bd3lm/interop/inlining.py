@@ -1,8 +1,8 @@
-"""One module out of several: its text, with what it imports from this package written into it.
+"""Make one stand-alone module: its text, with everything it imports from this package written into it.
 
-So code that leaves the package is the package's own, and nothing of it has to be kept in step by hand. What
-the module defines itself stands in for what has the same name elsewhere: a module that defines `attend` gets
-our layers around its own attention.
+Code that leaves the package is thus the package's own, and nothing needs to be kept in sync by hand. The
+module's own definitions replace those with the same names elsewhere: a module that defines `attend` gets our
+layers with its own attention.
 """
 
 import ast
@@ -21,7 +21,7 @@ Definition = ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
 
 @dataclass(frozen=True)
 class _Imported:
-    """A name that a module has from another: all of that module where `name` is None."""
+    """A name that a module imports from another module, or a whole module if `name` is None."""
 
     module: str
     name: str | None
@@ -34,7 +34,7 @@ class _Imported:
 
 @dataclass(frozen=True)
 class _Module:
-    """A module's text, and what its names stand for."""
+    """A module's text, and the meaning of its names."""
 
     name: str
     lines: list[str]
@@ -43,7 +43,7 @@ class _Module:
     imports: dict[str, _Imported] = field(default_factory=dict)
 
     def source(self, node: ast.stmt) -> str:
-        """A definition with its decorators and the comments right above it."""
+        """A definition with its decorators and the comments directly above it."""
         start = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))]) - 1
         while start and self.lines[start - 1].lstrip().startswith("#"):
             start -= 1
@@ -55,7 +55,7 @@ _Graft = tuple[ast.Assign | ast.AnnAssign, _Module, ast.FunctionDef]
 
 @cache
 def _read(name: str) -> _Module:
-    """A module of this package, by its text: nothing of it is run."""
+    """A module of this package as text; none of it is run."""
     spec = find_spec(name)
     if spec is None or spec.origin is None:
         raise ValueError(f"{name} must be a module of this package")
@@ -63,7 +63,7 @@ def _read(name: str) -> _Module:
     module = _Module(name, text.splitlines(), ast.parse(text))
     for node in module.tree.body:
         for own in _names_defined(node):
-            module.definitions[own] = node  # type: ignore[assignment]  # what defines a name is a definition
+            module.definitions[own] = node  # type: ignore[assignment]  # it defines a name
         module.imports.update(_names_imported(node))
     return module
 
@@ -89,7 +89,7 @@ def _names_imported(node: ast.stmt) -> Iterator[tuple[str, _Imported]]:
 
 
 class _Collector:
-    """What of the package a module needs, each definition after those that it needs."""
+    """Collects the definitions of the package that a module needs, each after those it depends on."""
 
     def __init__(self, top: _Module) -> None:
         self.top = top
@@ -98,7 +98,7 @@ class _Collector:
         self.outside: dict[str, _Imported] = {}
 
     def name(self, module: _Module, name: str) -> None:
-        """Take what a name stands for in a module, and all that this needs."""
+        """Take the definition of a name in a module, and everything it needs."""
         if module is not self.top and name in self.top.definitions:
             return
         if name in module.definitions:
@@ -130,7 +130,7 @@ class _Collector:
             self.order.append(module)
 
     def uses(self, module: _Module, node: ast.AST) -> None:
-        """Take all that the names inside a node stand for; of those in annotations only what is cheap."""
+        """Take the definitions of all names inside a node; names in annotations only if they are cheap."""
         for used in sorted(names_used(node)):
             if used in module.definitions or used in module.imports:
                 self.name(module, used)
@@ -140,7 +140,7 @@ class _Collector:
 
 
 def _is_cheap(module: _Module, name: str) -> bool:
-    """Whether a name is of another package, or stands for a type by an assignment."""
+    """Whether a name comes from another package, or is a type alias."""
     imported = module.imports.get(name)
     if imported is None:
         return isinstance(module.definitions.get(name), ast.Assign)
@@ -150,8 +150,8 @@ def _is_cheap(module: _Module, name: str) -> bool:
 
 
 def names_used(node: ast.AST) -> set[str]:
-    """The names of its module that code reads when it runs: not its own variables, nor those of annotations,
-    which are never evaluated."""
+    """The module-level names that code reads when it runs. Local variables and names in annotations, which
+    are never evaluated, do not count."""
     skipped = {id(each) for part in _annotations(node) for each in ast.walk(part)}
     found: set[str] = set()
 
@@ -192,7 +192,7 @@ def _annotations(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def _names_of_types(node: ast.AST) -> set[str]:
-    """The names in annotations and in the first words of casts, those in quotes too."""
+    """The names in annotations and in the first arguments of casts, quoted ones too."""
     casts = (
         each.args[0]
         for each in ast.walk(node)
@@ -210,9 +210,10 @@ def _names_of_types(node: ast.AST) -> set[str]:
 
 
 def inlined(module: str, *, heading: str) -> str:
-    """The text of a module that needs nothing of this package, under a heading of comments.
+    """The text of a module with no imports from this package, under a heading of comments.
 
-    A class may take a method from another, `forward = Other.forward`: the method's text is put in its place.
+    A class may take a method from another class, as in `forward = Other.forward`: the text of that method
+    replaces the line.
     """
     top = _read(module)
     collector = _Collector(top)
@@ -230,15 +231,15 @@ def inlined(module: str, *, heading: str) -> str:
             heading,
             f"{docstring}\n\nfrom __future__ import annotations",
             _import_lines(collector),
-            f"# --- from {PACKAGE}'s modules, as they are ---\n\n\n{inside}",
-            f"\n# --- what is of this file alone ---\n\n\n{_own_text(top, grafts)}",
+            f"# --- from {PACKAGE}'s modules, unchanged ---\n\n\n{inside}",
+            f"\n# --- only in this file ---\n\n\n{_own_text(top, grafts)}",
         )
     )
     return _without_foreign_annotations(text.rstrip() + "\n")
 
 
 def _without(node: ast.stmt, left_out: set[int]) -> ast.stmt:
-    """A statement, without some of those in it where it is a class."""
+    """A statement; if it is a class, without some of its parts."""
     if not isinstance(node, ast.ClassDef) or not any(id(each) in left_out for each in node.body):
         return node
     kept = [each for each in node.body if id(each) not in left_out]
@@ -246,7 +247,7 @@ def _without(node: ast.stmt, left_out: set[int]) -> ast.stmt:
 
 
 def _grafts(top: _Module) -> Iterator[_Graft]:
-    """Where a class of the module takes a method of a class that it imports from the package."""
+    """Places where a class of the module takes a method of a class imported from the package."""
     for parent in top.tree.body:
         for node in parent.body if isinstance(parent, ast.ClassDef) else ():
             match node:
@@ -264,7 +265,7 @@ def _grafts(top: _Module) -> Iterator[_Graft]:
 
 
 def _own_text(top: _Module, grafts: list[_Graft]) -> str:
-    """What the module defines itself, with the methods that its classes take from others."""
+    """The module's own definitions, with the methods that its classes take from others."""
     methods = {node.lineno: home.source(method) for node, home, method in grafts}
     ends = {node.lineno: node.end_lineno or node.lineno for node, *_ in grafts}
     number = 1 + max(
@@ -280,7 +281,7 @@ def _own_text(top: _Module, grafts: list[_Graft]) -> str:
 
 
 def _taken(collector: _Collector) -> Iterator[str]:
-    """The definitions that were taken, module by module, in the order of each."""
+    """The definitions that were taken, module by module, in their original order."""
     for module in collector.order:
         nodes = {id(node): node for home, node in collector.taken.values() if home is module}
         text, before = f"# From {module.name}.", None
@@ -292,8 +293,8 @@ def _taken(collector: _Collector) -> Iterator[str]:
 
 
 def _import_lines(collector: _Collector) -> str:
-    """What is imported from elsewhere, by the module itself or by what was taken: of Python's own library,
-    of others, and of the files beside it."""
+    """The imports of the module and of what was taken: from the standard library, from other packages, and
+    from files next to it."""
     sections: tuple[list[str], ...] = ([], [], [])
     several: dict[tuple[int, str], list[str]] = {}
     for own, imported in collector.outside.items():
@@ -321,7 +322,7 @@ def _imported_as(imported: _Imported, own: str) -> str:
 
 
 def _without_foreign_annotations(text: str) -> str:
-    """The text, whose annotations name nothing that it does not have: such a name becomes `object`."""
+    """The text with annotations that use only names it has; other names become `object`."""
     tree = ast.parse(text)
     known = {own for node in tree.body for own in _names_defined(node)}
     known |= {own for node in tree.body for own, _ in _names_imported(node)}

@@ -33,25 +33,25 @@ _OURS = {field.name for field in fields(LanguageModelConfig)} | {"plugins"}
 
 
 def save(network: Network, config: LanguageModelConfig, folder: str | Path) -> None:
-    """Save a model; the config is written last, so that a new folder with a config is a whole one."""
+    """Save a model. The config is written last, so a new folder with a config is complete."""
     check_config(network, config)
-    save_tensors(dict(network.named_parameters()), config, folder)  # a tied matrix comes once
+    save_tensors(dict(network.named_parameters()), config, folder)  # a tied matrix occurs once
 
 
 def save_tensors(
     tensors: Mapping[str, Tensor | Later], config: LanguageModelConfig, folder: str | Path
 ) -> None:
-    """The same of its parameters by name; of a model that only adds to another, those that it adds."""
+    """Save a model from its parameters by name; for a model that only adds to another, the added ones."""
     adds = config.trains_beside
     needed = beside.parameter_names(config) if adds else None
     expected = parameter_shapes(config.network)
     check_shapes(
         {name: tuple(tensor.shape) for name, tensor in tensors.items() if needed is None or name in needed},
         {name: shape for name, shape in expected.items() if needed is None or name in needed},
-        where=f"what is to be saved in {folder}",
+        where=f"the model to save in {folder}",
     )
     data = describe(config)
-    text = json.dumps(data, indent=2) + "\n"  # what cannot be said in JSON is known before a file is written
+    text = json.dumps(data, indent=2) + "\n"  # fails before any file is written
     path = make_folder(folder)
     if adds:
         beside.save(tensors, config, path)
@@ -61,12 +61,12 @@ def save_tensors(
 
 
 def describe(config: LanguageModelConfig) -> dict[str, Any]:
-    """What config.json says of a model."""
+    """The contents of config.json for a model."""
     return {"format": FORMAT, "version": VERSION, **config_to_dict(config)}
 
 
 def recognises(data: Mapping[str, Any]) -> bool:
-    """Whether this config.json is of our format."""
+    """Whether this config.json is in our format."""
     return data.get("format") == FORMAT
 
 
@@ -78,8 +78,9 @@ def load(
     load_base: beside.Loader | None = None,
     load_tuned: beside.Loader | None = None,
 ) -> tuple[Network, LanguageModelConfig]:
-    """What `save` saved, on a device; without a dtype in the one it was saved in. `load_base` is for what
-    only adds to another model, and `load_tuned` for what adds to it at every position, and is merged."""
+    """Load what `save` saved, on a device; by default in the dtype it was saved in. `load_base` loads the
+    base of a model that only adds to another. `load_tuned` does so for additions at every position, which are
+    merged."""
     config = _as_saved(folder)
     if config.method.trains_beside:
         return beside.load(folder, config, load_base, device=device, dtype=dtype), config
@@ -101,12 +102,12 @@ def read(folder: Path) -> LanguageModelConfig:
 
 
 def is_tuned(folder: Path) -> bool:
-    """Whether a folder has additions at every position and no other weights."""
+    """Whether a folder holds additions at every position and no other weights."""
     return _as_saved(folder).network.adds_everywhere
 
 
 def _merged(config: LanguageModelConfig) -> LanguageModelConfig:
-    """That of the model which additions at every position make of their base."""
+    """The config after merging additions at every position into their base."""
     if not config.network.adds_everywhere:
         return config
     return replace(config, network=config.network.merged, base=None)
@@ -124,9 +125,9 @@ def _as_saved(folder: Path) -> LanguageModelConfig:
     if version > VERSION:
         raise ValueError(
             f"version in {where} must be at most {VERSION}, got {shown(version)}: a newer bd3lm wrote it; "
-            "upgrade"
+            "upgrade bd3lm"
         )
     values = {key: value for key, value in data.items() if key not in ("format", "version")}
-    if "auto_map" in values:  # of a folder for transformers, which has words of its own there
+    if "auto_map" in values:  # a folder for transformers has extra entries there
         values = {key: value for key, value in values.items() if key in _OURS}
     return config_from_dict(values, where=where)

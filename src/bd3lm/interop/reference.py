@@ -1,7 +1,7 @@
-"""The layout of the reference implementation's published weights: its config.json, its names, both ways.
+"""The layout of the reference implementation's published weights, in both directions: config.json and names.
 
 A folder holds a config.json with the fields below and a model.safetensors. The last entry of the vocabulary
-is the mask. Its network is ours by other names, so a tensor is never changed, only renamed.
+is the mask. The reference's network is ours under other names, so tensors are only renamed, never changed.
 """
 
 import json
@@ -33,9 +33,9 @@ from bd3lm.parsing import parse
 
 PREFIX = "backbone."
 FREQUENCIES = f"{PREFIX}rotary_emb.inv_freq"
-BUFFERS = (FREQUENCIES, "sampling_eps_min", "sampling_eps_max")  # stored beside the weights
+BUFFERS = (FREQUENCIES, "sampling_eps_min", "sampling_eps_max")  # stored with the weights
 
-# What it says of a network, in its config.json or by its weights; all else is as our defaults.
+# What its config.json or its weights say about a network. Everything else has our defaults.
 _TOLD = (
     "vocab_size",
     "layers",
@@ -49,7 +49,7 @@ _TOLD = (
     "conditioning_dim",
 )
 
-# Our names and the reference's, for whatever stands outside the layers and for each layer.
+# Our names and the reference's, outside the layers and in each layer.
 _MODULES = {
     "noise_embedding.first": "sigma_map.mlp.0",
     "noise_embedding.second": "sigma_map.mlp.2",
@@ -81,7 +81,7 @@ def reference_name(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceConfig:
-    """What matters of the reference's config.json. Those of MDLM end with `time_conditioning`."""
+    """The relevant fields of the reference's config.json. MDLM's end with `time_conditioning`."""
 
     vocab_size: int
     model_length: int
@@ -103,7 +103,7 @@ class ReferenceConfig:
 
 
 def from_reference_config(data: Mapping[str, Any], *, where: str = CONFIG_NAME) -> LanguageModelConfig:
-    """Our config for the reference's; fields that say nothing of the network or the method are ignored."""
+    """Our config for the reference's. Fields that say nothing about the network or the method are ignored."""
     names = [field.name for field in fields(ReferenceConfig)]
     theirs = parse(ReferenceConfig, {name: data[name] for name in names if name in data}, where=where)
     has_blocks = theirs.block_size is not None if theirs.cross_attn is None else theirs.cross_attn
@@ -131,7 +131,7 @@ def from_reference_config(data: Mapping[str, Any], *, where: str = CONFIG_NAME) 
 
 
 def to_reference_config(config: LanguageModelConfig) -> dict[str, Any]:
-    """The reference's config.json for ours; what it cannot express is refused."""
+    """The reference's config.json for ours. What it cannot express is refused."""
     network = transformer_of(config)
     of_method = config.method.in_reference(network.context)
     needed: dict[str, tuple[object, object]] = {"mask_id": (config.mask_id, network.vocab_size - 1)}
@@ -163,7 +163,8 @@ def to_reference_config(config: LanguageModelConfig) -> dict[str, Any]:
 
 
 def to_reference_state(network: Transformer) -> dict[str, Tensor]:
-    """A network's weights by the reference's names, with the rotary buffer it expects; tied ones twice."""
+    """A network's weights by the reference's names, with the rotary buffer it expects; tied weights occur
+    twice."""
     state = {reference_name(name): parameter.detach() for name, parameter in network.named_parameters()}
     if network.config.tied:
         state[reference_name("output.weight")] = network.output.weight.detach().clone()
@@ -172,7 +173,7 @@ def to_reference_state(network: Transformer) -> dict[str, Tensor]:
 
 
 def save(network: Network, config: LanguageModelConfig, folder: str | Path) -> None:
-    """Save a model as the reference's published weights are, for its own code to load."""
+    """Save a model in the layout of the reference's published weights, for the reference's code to load."""
     check_config(network, config)
     text = json.dumps(to_reference_config(config), indent=2) + "\n"
     path = make_folder(folder)
@@ -188,7 +189,7 @@ def recognises(data: Mapping[str, Any]) -> bool:
 def load(
     folder: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> tuple[Network, LanguageModelConfig]:
-    """A model in the layout of the reference's published weights."""
+    """Load a model in the layout of the reference's published weights."""
     config = from_reference_config(read_config(folder), where=str(folder / CONFIG_NAME))
     path = weights_file(folder)
     found = read_shapes(path)
@@ -199,17 +200,16 @@ def load(
 
 
 def transformer_of(config: LanguageModelConfig) -> TransformerConfig:
-    """The config of a model's network, which must be a decoder of ours."""
+    """The config of a model's network, which must be our decoder."""
     if not isinstance(config.network, TransformerConfig):
         raise ValueError(
-            "the reference's layout holds networks of kind transformer, got network.kind "
-            f"{config.network.kind}"
+            f"network.kind must be transformer for the reference's layout, got {config.network.kind}"
         )
     return config.network
 
 
 def check_reference_shapes(found: Mapping[str, Shape], network: TransformerConfig, *, where: str) -> None:
-    """Refuse weights, by the reference's names, that are not those of the config; buffers may be absent."""
+    """Refuse weights, by the reference's names, that do not match the config. Buffers may be absent."""
     check_layers(found, network, where=where)
     expected = {reference_name(name): shape for name, shape in parameter_shapes(network).items()}
     expected |= {FREQUENCIES: (network.head_dim // 2,)} if FREQUENCIES in found else {}
@@ -225,7 +225,7 @@ def build_from_reference(
     dtype: torch.dtype | None,
     where: str,
 ) -> Network:
-    """A network from weights by the reference's names, whose shapes have been checked."""
+    """A network from weights by the reference's names. Their shapes have been checked."""
     if FREQUENCIES in state:
         _check_frequencies(state[FREQUENCIES], network, where=where)
     ours = {name: state[reference_name(name)] for name in parameter_shapes(network)}
@@ -242,5 +242,5 @@ def _check_frequencies(stored: Tensor, network: TransformerConfig, *, where: str
     tolerance = max(1e-5, 4 * torch.finfo(stored.dtype).eps) if stored.is_floating_point() else 0.0
     if not torch.allclose(stored.float(), frequencies(network), rtol=tolerance, atol=0.0):
         raise ValueError(
-            f"{FREQUENCIES} in {where} must be those of base {network.rotary_base:g}, got {stored.tolist()}"
+            f"{FREQUENCIES} in {where} must match rotary_base {network.rotary_base:g}, got {stored.tolist()}"
         )

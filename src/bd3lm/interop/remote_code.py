@@ -1,8 +1,8 @@
-"""Models for transformers' AutoModelForCausalLM: a folder of ours, with the code that runs it beside it.
+"""Models for transformers' AutoModelForCausalLM: our folder, with the code to run it.
 
-The weights and what config.json says of the model are as `native` writes them, so bd3lm loads such a folder
-too, and without that code. The code is made of this package's own (`remote`, `inlining`); it needs torch and
-transformers, and nothing of bd3lm.
+The weights and the model's entries in config.json are as `native` writes them, so bd3lm loads the folder too,
+without that code. The code is assembled from this package's own (`remote`, `inlining`). It needs torch and
+transformers, but not bd3lm.
 """
 
 import json
@@ -24,24 +24,24 @@ REMOTE = "bd3lm.interop.remote"
 CONFIGURATION, MODELING = "configuration_bd3lm", "modeling_bd3lm"
 _CONFIG_CLASS, _MODEL_CLASS = "BD3LMConfig", "BD3LMForCausalLM"
 _HEADING = """\
-# Written by bd3lm (MIT licence) beside an exported model, out of its own modules: do not edit.
+# Written by bd3lm (MIT licence) with an exported model, from its own modules: do not edit.
 # ruff: noqa"""
 
 
 def to_remote_config(config: LanguageModelConfig, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
-    """The config.json of such a folder; a model that the code beside it cannot run is refused. Of a model
-    with several laws that in blocks is written."""
+    """The config.json of the folder. A model that the code cannot run is refused. Of a model with several
+    laws, the one that writes in blocks is used."""
     if "block" in config.method.laws:
         config = config.under("block")
     network = config.network
     if config.method.unmasking(config.frame) is None:
         raise ValueError(
-            "code for transformers is written for models that reveal blocks of masks (method.kind "
-            f"block_diffusion), got {config.title} (method.kind {config.method.kind}); of an autoregressive "
-            "model --to huggingface writes what transformers runs by itself"
+            "code for transformers is only for models that reveal blocks of masks (method.kind "
+            f"block_diffusion), got {config.title} (method.kind {config.method.kind}); export an "
+            "autoregressive model with --to huggingface, which transformers runs without extra code"
         )
     if not isinstance(network, TransformerConfig):
-        raise ValueError(f"network.kind must be transformer, the network of the code, got {network.kind!r}")
+        raise ValueError(f"network.kind must be transformer, which the code runs, got {network.kind!r}")
     slopes = frequencies(network.head_dim, base=network.rotary_base, scaling=network.rotary_scaling)
     ids: dict[str, int | None] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     if tokenizer is not None:
@@ -66,10 +66,10 @@ def modeling_code() -> str:
 
 
 def code_of(name: str) -> str:
-    """The text of a module of `remote` that needs nothing of this package."""
+    """The text of a module of `remote`, without imports from this package."""
     spec = find_spec(f"{REMOTE}.{name}")
     if spec is None or spec.origin is None:
-        raise RuntimeError(f"{REMOTE}.{name} is not there; install bd3lm anew")
+        raise RuntimeError(f"{REMOTE}.{name} is missing; reinstall bd3lm")
     return f"{_HEADING}\n\n{Path(spec.origin).read_text('utf-8')}"
 
 
@@ -87,7 +87,7 @@ def save(
     text = json.dumps(data, indent=2) + "\n"
     code = {f"{CONFIGURATION}.py": code_of(CONFIGURATION), f"{MODELING}.py": modeling_code()}
     path = make_folder(folder)
-    write_tensors(path / WEIGHTS_NAME, dict(network.named_parameters()))  # a tied matrix comes once
+    write_tensors(path / WEIGHTS_NAME, dict(network.named_parameters()))  # a tied matrix occurs once
     for name, lines in code.items():
         write_atomically(path / name, lines.encode())
     if tokenizer is not None:

@@ -1,7 +1,7 @@
-"""A model's weights in files, by our names, of which a process reads the rows that it holds and no others.
+"""A model's weights in files, by our names; each process reads only the rows that it holds.
 
-`interop.load` builds a network with all its weights. Here nothing is built: a network whose parameters are
-cut into rows is filled from it. What comes out is what `load` gives, to the bit.
+`interop.load` builds a network with all its weights. Nothing is built here: the rows fill a network with
+sharded parameters. The result is the same as from `load`, to the bit.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,27 +30,27 @@ from bd3lm.models import Network, TransformerConfig
 _EMBEDDING = "embedding.weight"
 
 Loader = Callable[[str | Path], tuple[Path, "StoredWeights"]]
-"""A source to where it lies, and the weights there."""
+"""Loads a source: returns its path, and the weights there."""
 
 
 class StoredWeights:
-    """The weights of a model, which were looked at and are not in memory."""
+    """The weights of a model, checked but not in memory."""
 
     def __init__(self, config: LanguageModelConfig) -> None:
         self.config = config
 
     @cached_property
     def shapes(self) -> Mapping[str, Shape]:
-        """The parameters that there are; a tied matrix once."""
+        """The parameters that exist; a tied matrix occurs once."""
         return parameter_shapes(self.config.network)
 
     @property
     def dtype(self) -> torch.dtype:
-        """What they are stored in."""
+        """The dtype they are stored in."""
         raise NotImplementedError
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows start..stop − 1 of a parameter; a number counts as one row."""
+        """Rows start..stop − 1 of a parameter; a scalar counts as one row."""
         raise NotImplementedError
 
 
@@ -75,7 +75,7 @@ class NativeRows(StoredWeights):
 
 
 class BesideRows(StoredWeights):
-    """What a model has beside the weights of another, and those."""
+    """The weights of a base model, and the additions to it."""
 
     def __init__(self, folder: Path, config: LanguageModelConfig, load_base: Loader | None) -> None:
         super().__init__(config)
@@ -96,7 +96,7 @@ class BesideRows(StoredWeights):
 
 
 class HuggingFaceRows(StoredWeights):
-    """A folder in Hugging Face's layout. A mask beside the vocabulary is the mean of all tokens."""
+    """A folder in Hugging Face's layout. An extra mask vector is the mean of all tokens."""
 
     def __init__(self, folder: Path, config: LanguageModelConfig) -> None:
         super().__init__(config)
@@ -171,8 +171,8 @@ class GGUFRows(StoredWeights):
 
 
 class WholeRows(StoredWeights):
-    """A network that was loaded whole, in the type that it is stored in: of layouts that only small models
-    have (the reference's published weights, Lightning's files), and of what was tuned by additions."""
+    """A network that was loaded whole, in its stored dtype: for layouts that only small models use (the
+    reference's published weights, Lightning's files), and for models tuned with additions."""
 
     def __init__(self, network: Network, config: LanguageModelConfig) -> None:
         super().__init__(config)

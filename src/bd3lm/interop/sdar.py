@@ -1,9 +1,10 @@
-"""Block diffusion models as SDAR's are: the layout that SGLang, LMDeploy and JetEngine load, both ways.
+"""Block diffusion models in SDAR's layout, which SGLang, LMDeploy and JetEngine load, in both directions.
 
-It is Qwen3's, with a block size and the mask's id. The mask is a row of the embedding and, since engines take
-the head to have as many rows, a column of the logits too. bd3lm never predicts the mask, whatever its column
-says; engines do not leave it out. So the head's row of the mask is written as the mean of all others: its
-logit is then their mean, which is never the highest, and its probability at most one in the vocabulary.
+The layout is Qwen3's, with a block size and the mask's id. The mask is a row of the embedding. Engines expect
+the head to have the same number of rows, so the mask also has a column in the logits. bd3lm never predicts
+the mask, whatever its column says, but engines do not exclude it. So we write the head's row of the mask as
+the mean of all other rows: its logit is then the mean of the others, which is never the highest, and its
+probability is at most 1 / vocabulary.
 """
 
 import json
@@ -30,7 +31,7 @@ from bd3lm.parsing import shown
 
 SDAR = replace(QWEN3, model_type=SDAR_TYPE, architecture="SDARForCausalLM")
 QWEN_MASK, QWEN_BLOCK = SDAR_MASK, 4
-"""What SGLang and LMDeploy take for the mask whatever config.json says, and for blocks unless told."""
+"""The mask id that SGLang and LMDeploy use whatever config.json says, and their default block size."""
 
 CONFIGURATION = "configuration_sdar"
 _EMBEDDING, _HEAD = "embedding.weight", "output.weight"
@@ -42,62 +43,59 @@ class Fit:
     """A model in SDAR's layout."""
 
     network: TransformerConfig
-    """Its network, whose vocabulary has the mask."""
+    """Its network, with the mask in the vocabulary."""
     block_size: int
     mask_id: int
 
     @property
     def note(self) -> str | None:
-        """What its user must know of the engines, where its mask is not the one that they take."""
+        """A warning for users whose mask is not the one that engines use."""
         if self.mask_id == QWEN_MASK:
             return None
         return (
-            f"the mask of this model is {self.mask_id}; SGLang and LMDeploy take {QWEN_MASK} for it whatever "
-            "config.json says, and would be wrong: use an engine that is told, such as JetEngine "
-            f"(mask_token_id={self.mask_id})"
+            f"the mask of this model is {self.mask_id}, but SGLang and LMDeploy always use {QWEN_MASK}, "
+            "whatever config.json says, so their output would be wrong: use an engine with a setting for it, "
+            f"such as JetEngine (mask_token_id={self.mask_id})"
         )
 
 
 def fit(config: LanguageModelConfig, tokenizer: Tokenizer | None = None) -> Fit:
-    """How a model is written in SDAR's layout; all that does not fit is named."""
+    """How to write a model in SDAR's layout. The error lists everything that does not fit."""
     reading, network = config.method.unmasking(config.frame), config.network
     if reading is None:
-        raise ValueError(
-            f"SDAR's layout is for block diffusion (method.kind block_diffusion), got {config.title} "
-            f"(method.kind {config.method.kind})"
-        )
+        raise ValueError(f"method.kind must be block_diffusion for SDAR's layout, got {config.method.kind}")
     if not isinstance(network, TransformerConfig):
-        raise ValueError(f"SDAR's layout is for network.kind transformer, got {network.kind!r}")
+        raise ValueError(f"network.kind must be transformer for SDAR's layout, got {network.kind!r}")
     wrong = []
     if reading.causal_clean:
         wrong.append("method.causal_clean must be false (engines cache finished blocks block-causally)")
     if reading.previous_token:
-        wrong.append("method.previous_token must be false (engines show a mask as a mask alone)")
+        wrong.append("method.previous_token must be false (engines embed a mask as the mask alone)")
     if config.method.order_lean:
         wrong.append(
-            "method.lean must be 0 (engines reveal the likeliest tokens first, in no order that leans; "
+            "method.lean must be 0 (engines reveal the likeliest tokens first; "
             f"with_lean(0) is the same network), got {config.method.order_lean:g}"
         )
     if reading.block_size == network.context:
-        wrong.append(f"method.block_size must be below the context {network.context}, got one block of it")
-    # Not `attention_bias`, which Qwen3 has and engines do not agree on.
+        wrong.append(f"method.block_size must be below the context {network.context}, got a single block")
+    # Not `attention_bias`: Qwen3 has it, but engines do not agree on it.
     biases = [name for name in ("qkv_bias", "attention_bias") if getattr(network, name)]
     wrong += [f"network.{name} must be false, got true" for name in biases]
     wrong += [f"network.{each}" for each in misfits(SDAR, network) if "attention_bias" not in each]
     if wrong:
         raise ValueError(f"SDAR's layout cannot hold this model: {'; '.join(wrong)}")
     mask_id = config.mask_id
-    if mask_id == network.vocab_size:  # a vector beside the vocabulary
+    if mask_id == network.vocab_size:  # an extra vector after the vocabulary
         own = network.vocab_size if tokenizer is None else tokenizer.own_ids
         mask_id = _free_row(network.vocab_size, own)
     vocabulary = max(network.vocab_size, mask_id + 1)
-    # Untied, or the mask's column would be its own vector; and SGLang does not load tied ones.
+    # Untied: otherwise the mask's column would be its own vector. And SGLang does not load tied weights.
     written = replace(network, vocab_size=vocabulary, tied=False, mask_vector=False, dropout=0.0)
     return Fit(written, reading.block_size, mask_id)
 
 
 def _free_row(vocabulary: int, own: int) -> int:
-    """The row of the embedding for a mask that has none: the one that engines take, if no token has it."""
+    """The embedding row for a mask that has none: the row that engines use, if no token has it."""
     if own <= QWEN_MASK < vocabulary:
         return QWEN_MASK
     return min(own, vocabulary)
@@ -107,7 +105,7 @@ def to_sdar_config(fitted: Fit, *, eos_id: int | None = None, bos_id: int | None
     """The config.json of a model that fits."""
     return {
         **config_of(SDAR, fitted.network),
-        # No engine loads a config of a type that transformers does not know without its class.
+        # Engines do not load a config of a type unknown to transformers without its class.
         "auto_map": {"AutoConfig": f"{CONFIGURATION}.SDARConfig"},
         "block_size": fitted.block_size,
         "mask_token_id": fitted.mask_id,
@@ -148,34 +146,34 @@ def save(
 
 
 def to_sdar_state(network: Network, config: LanguageModelConfig, fitted: Fit) -> dict[str, Tensor]:
-    """A network's weights by Qwen3's names, with the mask's rows."""
+    """A network's weights by Qwen3's names, with rows for the mask."""
     ours = {name: parameter.detach() for name, parameter in network.named_parameters()}
     mask = fitted.mask_id
     embedding = _with_rows(ours[_EMBEDDING], fitted.network.vocab_size)
     if config.mask_id == config.network.vocab_size:
         embedding[mask] = ours[MASK_VECTOR]
-    head = _with_rows(ours.get(_HEAD, ours[_EMBEDDING]), fitted.network.vocab_size)  # the same where tied
+    head = _with_rows(ours.get(_HEAD, ours[_EMBEDDING]), fitted.network.vocab_size)  # the same matrix if tied
     head[mask] = _mean_without(head, mask)
     ours |= {_EMBEDDING: embedding, _HEAD: head}
     return {piece.name: ours[piece.ours][piece.start : piece.stop] for piece in pieces(fitted.network)}
 
 
 def _with_rows(weight: Tensor, rows: int) -> Tensor:
-    """A copy, with zeros below where it has fewer rows."""
+    """A copy, with rows of zeros appended if it has fewer rows."""
     copy = weight.new_zeros(rows, weight.shape[1])
     copy[: weight.shape[0]] = weight
     return copy
 
 
 def _mean_without(weight: Tensor, row: int) -> Tensor:
-    """The mean of all rows but one."""
+    """The mean of all rows except one."""
     total = -weight[row].double()
     for part in weight.split(_MEAN_ROWS):
         total = total + part.double().sum(0)
     return (total / max(weight.shape[0] - 1, 1)).to(weight.dtype)
 
 
-# --- In ---
+# --- Loading ---
 
 
 def recognises(data: Mapping[str, Any]) -> bool:
@@ -186,18 +184,19 @@ def recognises(data: Mapping[str, Any]) -> bool:
 def load(
     folder: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> tuple[Network, LanguageModelConfig]:
-    """A block diffusion model from SDAR's layout; no code beside it is run."""
+    """Load a block diffusion model in SDAR's layout; no code in its folder is run."""
     shape, config = from_sdar_config(read_config(folder), where=str(folder / CONFIG_NAME))
     return read_weights(folder, shape, device=device, dtype=dtype), config
 
 
 def read(folder: Path) -> LanguageModelConfig:
-    """What `load` gives beside the network."""
+    """The config that `load` returns next to the network."""
     return from_sdar_config(read_config(folder), where=str(folder / CONFIG_NAME))[1]
 
 
 def from_sdar_config(data: Mapping[str, Any], *, where: str) -> tuple[TransformerConfig, LanguageModelConfig]:
-    """Our configs for theirs. Released ones may say neither block size nor mask: theirs are the engines'."""
+    """Our configs for theirs. Released models may give neither block size nor mask; then the engines'
+    apply."""
     check_written(SDAR, data, where=where)
     shape = replace(network_of(SDAR, data, where=where), mask_vector=False)
     for name in ("block_size", "mask_token_id"):
@@ -208,8 +207,8 @@ def from_sdar_config(data: Mapping[str, Any], *, where: str) -> tuple[Transforme
     if block_size is None:
         block_size = QWEN_BLOCK
         warnings.warn(
-            f"{where} says no block_size: {QWEN_BLOCK} is taken, as engines do. A model of larger blocks "
-            "(-b16, -b32, -b64) needs it there",
+            f"{where} has no block_size: using {QWEN_BLOCK}, as engines do. A model with larger blocks "
+            "(-b16, -b32, -b64) needs block_size there",
             stacklevel=2,
         )
     try:

@@ -1,4 +1,4 @@
-"""Where a model lies: a folder, a file or a hub id, to a local path; and what such a folder must hold."""
+"""Resolve a model source (a folder, a file or a hub id) to a local path, and check what the folder holds."""
 
 import difflib
 import json
@@ -14,30 +14,30 @@ from bd3lm.parsing import did_you_mean, shown
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
-INDEX_NAME = "model.safetensors.index.json"  # beside weights in several files
-HUB = "hf://"  # before a hub id that could be taken for a path
+INDEX_NAME = "model.safetensors.index.json"  # the index of weights in several files
+HUB = "hf://"  # marks a hub id that could be taken for a path
 LIGHTNING_SUFFIX, GGUF_SUFFIX = ".ckpt", ".gguf"
 
 _FILES = f"a {LIGHTNING_SUFFIX} or {GGUF_SUFFIX} file"
 _ALLOWED = f"an existing folder, {_FILES}, a hub id 'owner/name' or {BOX!r}"
 
-_PATTERNS = ("*.json", "*.safetensors", "*.jinja")  # all that is ever downloaded: nothing in them can run
-_OTHER_COPIES = ("*/*", "consolidated*.safetensors")  # of the weights, for other programs
+_PATTERNS = ("*.json", "*.safetensors", "*.jinja")  # the only files ever downloaded: none of them can run
+_OTHER_COPIES = ("*/*", "consolidated*.safetensors")  # copies of the weights for other programs
 
 _MOST_CONFIG = 10**6  # bytes; those of known models have some thousands
 _MOST_INDEX = 10**8  # bytes; a hundred thousand tensors need about 10 million
 _LISTED = 5  # how many files an error names
 
-_OTHER_OPTIONS = ("device", "dtype", "lightning", "tokenizer")  # those of load, which it keeps to itself
+_OTHER_OPTIONS = ("device", "dtype", "lightning", "tokenizer")  # options of load itself
 
 _NO_PICKLES = (
-    "pickles are not loaded, because they can run any code. Load it once with the program that wrote it, "
-    "and save its tensors with safetensors.torch.save_file"
+    "pickles are not loaded, because they can run any code. Load it once with the program that wrote it, and "
+    "save its tensors with safetensors.torch.save_file"
 )
 
 
 class HubOptions(TypedDict, total=False):
-    """How to download from the hub; of no concern to a local source."""
+    """How to download from the hub. Local sources ignore these options."""
 
     revision: str | None
     cache_dir: str | Path | None
@@ -47,16 +47,16 @@ class HubOptions(TypedDict, total=False):
 
 
 def resolve(source: str | Path, **hub: Unpack[HubOptions]) -> Path:
-    """The local path of a source; of a training run's folder, that of the model in it.
+    """The local path of a source. For a training run's folder, the path of its model.
 
-    "box" is the model that comes with this package; a folder of that name is ./box, or a Path.
-    Only a hub id is ever downloaded: "hf://owner/name", or "owner/name" where no folder here has such a name.
+    "box" is the model that comes with this package; for a folder of that name write ./box, or pass a Path.
+    Only a hub id is ever downloaded: "hf://owner/name", or "owner/name" if no local folder has that name.
     """
     _check_options(hub)
     path = _here(source)
     if path is not None:
         if hub.get("revision") is not None:
-            raise ValueError(f"revision is for a hub id, got {hub['revision']!r} with the local path {path}")
+            raise ValueError(f"revision must be None for a local path, got {hub['revision']!r} with {path}")
         released = path / RUN_MODEL
         return released if (released / CONFIG_NAME).is_file() else path
     asked = hub_id("source", source, allowed=_ALLOWED, names=(BOX,))
@@ -70,16 +70,16 @@ def resolve(source: str | Path, **hub: Unpack[HubOptions]) -> Path:
 
 
 def snapshot_download(repo_id: str, **options: Any) -> str:
-    """That of the hub's client, whose import takes as long as all else that a mistyped name waits for."""
+    """The function of the hub's client. It is imported late, so that a mistyped name need not wait for it."""
     from huggingface_hub import snapshot_download as download
 
     return str(download(repo_id, **options))
 
 
 def check_source(source: str | Path) -> None:
-    """Refuse what `resolve` would refuse, and a folder or a file that is no model's, without a download.
+    """Refuse what `resolve` would refuse, and a folder or file that holds no model, without a download.
 
-    It is quick: a mistyped name need not wait until torch is there to load a model.
+    This is quick: the error for a mistyped name need not wait for torch.
     """
     if _here(source) is None:
         hub_id("source", source, allowed=_ALLOWED, names=(BOX,))
@@ -92,7 +92,7 @@ def check_source(source: str | Path) -> None:
 
 
 def _here(source: str | Path) -> Path | None:
-    """The path that a source names; None where nothing is there, so that it can only be a hub id."""
+    """The path that a source names; None if nothing is there, so it can only be a hub id."""
     if not isinstance(source, str | Path):
         raise ValueError(f"source must be {_ALLOWED}, got {source!r}")
     path = box_folder("source") if source == BOX else local_path(source)
@@ -108,42 +108,45 @@ def hub_id(
     names: Collection[str] = (),
     needs_owner: bool = True,
 ) -> str:
-    """The hub id that a source asks for which is not here. A mistyped path asks for none, and is refused.
+    """The hub id in a source that is not a local path. A mistyped path is refused, without asking the hub.
 
-    `names` would do too, and may be what was meant.
+    `names` are other valid values, which may be what was meant.
     """
     asked = "" if isinstance(source, Path) else source.removeprefix(HUB)
     if not is_hub_id(asked, needs_owner=needs_owner):
         if str(source).startswith(HUB):
             shapes = f"'{HUB}owner/name'" if needs_owner else f"'{HUB}owner/name' or '{HUB}name'"
-            raise ValueError(f"{argument}: a hub id must look like {shapes} and name no file, got {source!r}")
+            raise ValueError(
+                f"{argument}: a hub id must look like {shapes} without a file name, got {source!r}"
+            )
         raise ValueError(f"{_not_here(argument, source, names)} It must be {allowed}")
     if asked == source and (Path(asked).parent.is_dir() or _nearest_folder(Path(asked))):
         raise ValueError(
-            f"{_not_here(argument, source, names)} To ask the Hugging Face hub for it, say '{HUB}{asked}'"
+            f"{_not_here(argument, source, names)} To load it from the Hugging Face hub, write '{HUB}{asked}'"
         )
     return asked
 
 
 def check_folder(argument: str, folder: Path) -> None:
-    """Refuse what is no folder here, where nothing else will do."""
+    """Refuse a source that is not a local folder, where only a folder will do."""
     if not folder.is_dir():
         raise ValueError(f"{_not_here(argument, folder)} It must be an existing folder")
 
 
 def _check_options(hub: Mapping[str, object]) -> None:
-    """Refuse keywords that are no options of the hub: a local source would never look at them."""
+    """Refuse keywords that are not options of the hub: a local source would ignore them silently."""
     options = tuple(HubOptions.__annotations__)
     for name in hub:
         if name not in options:
             hint = did_you_mean(name, (*_OTHER_OPTIONS, *options)) or ","
             raise ValueError(
-                f"{name} is no option of loading{hint} allowed are {', '.join((*_OTHER_OPTIONS, *options))}"
+                f"{name} is not an option for loading{hint} "
+                f"allowed are {', '.join((*_OTHER_OPTIONS, *options))}"
             )
 
 
 def _not_here(argument: str, source: str | Path, names: Collection[str] = ()) -> str:
-    """The sentence that says so, with the nearest folder that there is, or the nearest of some names."""
+    """The sentence that nothing is there, with the nearest existing folder or the nearest of some names."""
     near = _nearest_folder(local_path(source))
     hint = did_you_mean(str(source).lower(), names) or "." if near is None else f", did you mean '{near}'?"
     kind = "file" if str(source).endswith(FILE_SUFFIXES) else "folder"
@@ -151,7 +154,7 @@ def _not_here(argument: str, source: str | Path, names: Collection[str] = ()) ->
 
 
 def _nearest_folder(path: Path) -> Path | None:
-    """The folder whose path is nearly this one, each part of it being near; None where there is none."""
+    """The existing folder with nearly this path, if each part of it is near; None without one."""
     found = Path(path.anchor)
     for part in path.relative_to(found).parts:
         if not (found / part).is_dir():
@@ -172,19 +175,19 @@ def read_config(folder: Path) -> dict[str, Any]:
         if stages:
             names = ", ".join(stage.name for stage in stages)
             raise ValueError(
-                f"folder {folder} holds a run of the stages {names}: name one of them, such as {stages[-1]}"
+                f"folder {folder} holds a run with the stages {names}: name one of them, such as {stages[-1]}"
             )
         if (folder / "checkpoints").is_dir():
             raise ValueError(
-                f"folder {folder} holds a run that has no model yet: it is still training, or was stopped "
-                "before it could write one; `bd3lm train --resume` goes on with it"
+                f"folder {folder} holds a run without a model: it is still training, or was stopped before "
+                "it could write one; `bd3lm train --resume` continues it"
             )
-        weights_file(folder)  # a folder of pickles is told so first
+        weights_file(folder)  # refuses a folder of pickles first
         raise ValueError(f"folder {folder} must hold a {CONFIG_NAME}, got none")
     text = read_text(path, most=_MOST_CONFIG)
     try:
         data = json.loads(text)
-    except (ValueError, RecursionError) as error:  # the latter where it is nested too deeply
+    except (ValueError, RecursionError) as error:  # RecursionError if it is nested too deeply
         raise ValueError(f"{path} must be valid JSON: {error}") from error
     if not isinstance(data, dict):
         raise ValueError(f"{path} must hold a JSON object, got {shown(data)}")
@@ -192,7 +195,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def weights_file(folder: Path) -> Path:
-    """The folder's model.safetensors; a folder with pickles instead is refused."""
+    """The folder's model.safetensors. A folder with pickles instead is refused."""
     path = folder / WEIGHTS_NAME
     if path.is_file():
         return path
@@ -205,7 +208,7 @@ def weights_file(folder: Path) -> Path:
 
 
 def weights_files(folder: Path) -> list[Path]:
-    """The folder's model.safetensors, or the shards that its index names; one that is not there is named."""
+    """The folder's model.safetensors, or the shards that its index names. The error names missing shards."""
     if (folder / WEIGHTS_NAME).is_file() or not (folder / INDEX_NAME).is_file():
         return [weights_file(folder)]
     names = sorted(set(read_index(folder).values()))
@@ -213,14 +216,14 @@ def weights_files(folder: Path) -> list[Path]:
     if missing:
         more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
         raise ValueError(
-            f"folder {folder} must hold all {len(names)} files that its {INDEX_NAME} names, but not there: "
+            f"folder {folder} must hold all {len(names)} files that its {INDEX_NAME} names, missing: "
             f"{', '.join(missing[:_LISTED])}{more}"
         )
     return [folder / name for name in names]
 
 
 def read_index(folder: Path) -> dict[str, str]:
-    """The file of each tensor, by the index of weights in several files."""
+    """The file of each tensor, from the index of weights in several files."""
     path = folder / INDEX_NAME
     try:
         data = json.loads(read_text(path, most=_MOST_INDEX))
@@ -239,7 +242,7 @@ def read_index(folder: Path) -> dict[str, str]:
 
 
 def refuse_file(path: Path) -> ValueError:
-    """Why a file that is no checkpoint of a known kind is not loaded."""
+    """The error for a file that is not a checkpoint of a known kind."""
     allowed = f"source must be a folder, {_FILES} or a hub id"
     if path.suffix in PICKLE_SUFFIXES:
         return ValueError(f"{allowed}, got {path}: {_NO_PICKLES}")

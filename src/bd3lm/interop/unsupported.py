@@ -1,4 +1,4 @@
-"""What to say of a folder whose config.json is of no format that is loaded here."""
+"""The error for a folder with a config.json in a format that we do not load."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,18 +13,18 @@ _LOADED = (
     "format 'bd3lm', the fields hidden_dim and n_blocks of the BD3-LM reference, or a model_type out of "
     f"{_TYPES}"
 )
-_LISTED = 5  # fields of a config that nobody knows
-_LONGEST = 100  # characters of a name in the line
+_LISTED = 5  # fields named for an unknown config
+_LONGEST = 100  # characters of a name in the message
 
 
 def unsupported(folder: Path, config: Mapping[str, Any]) -> ValueError:
-    """The error for a config that no format recognises: its architecture, where Hugging Face's fields say it,
-    and otherwise a few of its fields."""
+    """The error for a config in no known format: its architecture if Hugging Face's fields name it, otherwise
+    a few of its fields."""
     architecture = _architecture(config)
     if architecture is not None:
         return ValueError(
-            f"{folder} holds a model of type {architecture}, which bd3lm does not load; of Hugging Face's it "
-            f"loads {_TYPES}"
+            f"{folder} holds a model of type {architecture}, which bd3lm does not load; of Hugging Face's "
+            f"types it loads {_TYPES}"
         )
     names = [f"{name:.{_LONGEST}}" for name in config]
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
@@ -33,7 +33,7 @@ def unsupported(folder: Path, config: Mapping[str, Any]) -> ValueError:
 
 
 def _architecture(config: Mapping[str, Any]) -> str | None:
-    """What a Hugging Face config.json says it is of: its model_type, its architectures, or both."""
+    """The type that a Hugging Face config.json states: its model_type, its architectures, or both."""
     kind, classes = config.get("model_type"), config.get("architectures")
     named = classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else None
     if not isinstance(kind, str):

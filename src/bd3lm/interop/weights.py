@@ -1,7 +1,7 @@
-"""Weights on their way in and out: shapes checked before a tensor is read, files that appear only when whole.
+"""Reading and writing weights: shapes are checked before a tensor is read, and only whole files appear.
 
-A network is built without storage and then given its weights, so that loading draws no random numbers and
-holds one copy of each tensor.
+A network is built without storage and then given its weights, so loading draws no random numbers and holds
+one copy of each tensor.
 """
 
 import json
@@ -23,29 +23,29 @@ from bd3lm.models.devices import require_room
 
 Shape = tuple[int, ...]
 
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # those that torch computes in
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # types that torch computes in
 _SAFETENSORS_TYPES = dict(zip(("F16", "BF16", "F32", "F64"), _DTYPES, strict=True))
 _ALLOWED = "allowed are float16, bfloat16, float32 and float64"
 _LISTED = 5  # how many tensors of each sort an error names
-_MOST_HEADER = 2**24  # bytes, of which a hundred thousand tensors need about 13 million
+_MOST_HEADER = 2**24  # bytes; a hundred thousand tensors need about 13 million
 
 
 def parameter_shapes(config: NetworkConfig) -> dict[str, Shape]:
-    """What a network stores: a tied matrix once, by the embedding's name."""
+    """The parameters that a network stores: a tied matrix once, by the embedding's name."""
     return {name: tuple(parameter.shape) for name, parameter in skeleton(config).named_parameters()}
 
 
 def beside_names(config: NetworkConfig) -> frozenset[str]:
-    """The parameters that a network has beside its weights."""
+    """The parameters that a network learns next to frozen weights."""
     return skeleton(config).may_lack
 
 
 class Stored(NamedTuple):
-    """A tensor as a file's header tells of it."""
+    """A tensor according to a file's header."""
 
     shape: Shape
     dtype: torch.dtype | str
-    """A type that torch computes in, or the file's name of another."""
+    """A type that torch computes in, or the file's name for another type."""
 
 
 def read_shapes(path: Path) -> dict[str, Shape]:
@@ -54,7 +54,7 @@ def read_shapes(path: Path) -> dict[str, Shape]:
 
 
 def read_header(path: Path) -> dict[str, Stored]:
-    """What a safetensors file holds, from its header, which must be of a sane length."""
+    """The contents of a safetensors file from its header, which must have a sane length."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -63,8 +63,8 @@ def read_header(path: Path) -> dict[str, Stored]:
                 f"{path} must be a readable safetensors file: its header must have at most {_MOST_HEADER:,} "
                 f"bytes, got {length:,}"
             )
-        # Nothing is read here. For torch the library would map the file to memory of this process's own, and
-        # that counts against its limits.
+        # Nothing is read here. With framework="pt" the library would map the file into this process's own
+        # memory, which counts against its limits.
         with safe_open(path, framework="np") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             return {name: Stored(tuple(each.get_shape()), _type(each)) for name, each in slices.items()}
@@ -84,7 +84,7 @@ def read_tensors(path: Path, names: Collection[str]) -> dict[str, Tensor]:
 
 
 class RowReader:
-    """Rows of the tensors in a safetensors file; nothing else of it is read."""
+    """Reads rows of the tensors in a safetensors file, and nothing else of it."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.header = path, read_header(path)
@@ -94,44 +94,44 @@ class RowReader:
         self._begins = {name: 8 + length + entries[name]["data_offsets"][0] for name in self.header}
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows start..stop − 1 of a tensor; a number counts as one row."""
+        """Rows start..stop − 1 of a tensor; a scalar counts as one row."""
         shape, dtype = self.header[name]
         if not isinstance(dtype, torch.dtype):
             raise ValueError(
-                f"{name} in {self.path} must be of a type to compute in, got {dtype}; {_ALLOWED}"
+                f"{name} in {self.path} must have a floating-point type, got {dtype}; {_ALLOWED}"
             )
         found = torch.empty((stop - start, *shape[1:]) if shape else (), dtype=dtype)
         room = memoryview(found.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
         with self.path.open("rb") as file:
             file.seek(self._begins[name] + start * math.prod(shape[1:]) * dtype.itemsize)
             if file.readinto(room) != len(room):
-                raise ValueError(f"{self.path} must hold all of {name}, and ends within it")
+                raise ValueError(f"{self.path} must hold all of {name}, but ends within it")
         return found
 
 
 def check_shapes(found: Mapping[str, Shape], expected: Mapping[str, Shape], *, where: str) -> None:
-    """Refuse weights that are not those of the config, naming what is missing, unexpected or mis-shaped."""
+    """Refuse weights that do not match the config, naming missing, unexpected or mis-shaped ones."""
     shared = [name for name in expected if name in found]
     problems = {
         "missing": [name for name in expected if name not in found],
         "unexpected": [name for name in found if name not in expected],
-        "of another shape": [
-            f"{name} is {found[name]} and must be {expected[name]}"
+        "wrong shape": [
+            f"{name} is {found[name]} but must be {expected[name]}"
             for name in shared
             if found[name] != expected[name]
         ],
     }
     told = [f"{what}: {_listed(names)}" for what, names in problems.items() if names]
     if told:
-        raise ValueError(f"weights in {where} must be those of its config; {'; '.join(told)}")
+        raise ValueError(f"weights in {where} must match its config; {'; '.join(told)}")
 
 
 def check_layers(found: Mapping[str, Shape], config: NetworkConfig, *, where: str) -> None:
-    """Refuse a config of more layers than there are tensors before a network of so many is built, which may
-    take for ever; what else does not fit `check_shapes` names."""
+    """Refuse a config with more layers than there are tensors. This must happen before the network is built,
+    which could take forever; `check_shapes` names all other mismatches."""
     if config.depth > len(found):
         raise ValueError(
-            f"weights in {where} must be those of its config: of {config.depth} layers, got {len(found)} "
+            f"weights in {where} must match its config: it has {config.depth} layers, got {len(found)} "
             "tensors in all"
         )
 
@@ -143,7 +143,7 @@ def check_config(network: Network, config: LanguageModelConfig) -> None:
 
 
 def floating_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """A floating-point type, or the one of that name; None stays."""
+    """A floating-point type, or the type of that name; None stays None."""
     found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
     if dtype is not None and found not in _DTYPES:
         raise ValueError(f"dtype must be a floating-point type or None, got {dtype!r}; {_ALLOWED}")
@@ -158,30 +158,30 @@ def build(
     dtype: torch.dtype | None,
     where: str,
 ) -> Network:
-    """A network in evaluation mode with these weights, which `check_shapes` has found to fit.
+    """A network in evaluation mode with these weights, after `check_shapes` has accepted them.
 
     Without a dtype the weights keep the one they are stored in.
     """
     one_dtype([tensor.dtype for tensor in state.values()], dtype, where=where)
-    # A copy: what a file's reader gives may be a view of the file, which someone may write over.
+    # A copy: a tensor from a file reader may be a view of the file, which others may overwrite.
     weights = {name: tensor.to(device=device, dtype=dtype, copy=True) for name, tensor in state.items()}
     return _with_weights(skeleton(config), weights)
 
 
 def one_dtype(stored: Iterable[torch.dtype | str], dtype: torch.dtype | None, *, where: str) -> torch.dtype:
-    """The type that weights get: the one asked for, or the one that all are stored in."""
+    """The dtype for the weights: the requested one, or the one that all are stored in."""
     found = set(stored)
     known = [each for each in found if isinstance(each, torch.dtype) and each in _DTYPES]
     if len(known) < len(found) or (dtype is None and len(found) > 1):
         raise ValueError(
-            f"weights in {where} must be of one floating-point type (or of several, with dtype= to choose), "
+            f"weights in {where} must have one floating-point type (or several, if dtype= chooses one), "
             f"got {', '.join(sorted(map(str, found)))}; {_ALLOWED}"
         )
     return known[0] if dtype is None else dtype
 
 
 def allocate(config: NetworkConfig, *, device: torch.device | str, dtype: torch.dtype, where: str) -> Network:
-    """A network in evaluation mode with room for its weights, which are still to be written."""
+    """A network in evaluation mode with memory for its weights, which are still to be written."""
     network = skeleton(config)
     shapes = {name: parameter.shape for name, parameter in network.named_parameters()}
     least = sum(shape.numel() for shape in shapes.values()) * dtype.itemsize
@@ -191,8 +191,8 @@ def allocate(config: NetworkConfig, *, device: torch.device | str, dtype: torch.
 
 
 def _with_weights(network: Network, weights: dict[str, Tensor]) -> Network:
-    """The network with these tensors as its own, in evaluation mode."""
-    if next(network.buffers(), None) is not None:  # they are not stored, and have no values in a skeleton
+    """The network with these tensors as its parameters, in evaluation mode."""
+    if next(network.buffers(), None) is not None:  # buffers are not stored, and have no values in a skeleton
         device = next(iter(weights.values())).device
         with torch.random.fork_rng(devices=[]):
             network = network.config.build().to(device)
@@ -201,21 +201,21 @@ def _with_weights(network: Network, weights: dict[str, Tensor]) -> Network:
     shared = _shared(network)
     weights |= {name: weights[first] for name, first in shared.items()}
     network.load_state_dict(weights, assign=True)
-    for name, first in shared.items():  # assigning made two parameters of one
+    for name, first in shared.items():  # the assignment split one parameter into two
         module, _, own_name = name.rpartition(".")
         setattr(network.get_submodule(module), own_name, network.get_parameter(first))
     return network.eval()
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor | Later]) -> None:
-    """A safetensors file that appears only when it is whole. One tensor at a time is fetched for it."""
+    """Write a safetensors file that appears only when it is complete. One tensor at a time is in memory."""
     with replacing(path) as temporary, temporary.open("wb") as file:
         for piece in file_pieces(tensors, in_file_order(tensors)):
             file.write(piece)
 
 
 def make_folder(folder: str | Path) -> Path:
-    """The folder to save in, made when it is not there."""
+    """The folder to save in, created if it does not exist."""
     path = local_path(folder)
     if path.exists() and not path.is_dir():
         raise ValueError(f"folder must be a folder to save in, got the file {path}")
@@ -230,16 +230,18 @@ def skeleton(config: NetworkConfig) -> Network:
 
 
 def _shared(network: Network) -> dict[str, str]:
-    """The names of parameters that are others too, such as a tied head's, with the name each is stored by."""
+    """Parameters that share a tensor with another, such as a tied head, with the name under which each is
+    stored."""
     stored = {id(parameter): name for name, parameter in network.named_parameters()}
     every = network.named_parameters(remove_duplicate=False)
     return {name: stored[id(each)] for name, each in every if stored[id(each)] != name}
 
 
 class _NotInitialised(TorchFunctionMode):
-    """Leaves weights alone that a module would initialise.
+    """Skips the initialization of weights that a module would do.
 
-    There is nothing to initialise without storage, and torch imports its compiler to do so: two seconds.
+    Without storage there is nothing to initialize, and torch would import its compiler to do so, which takes
+    two seconds.
     """
 
     def __torch_function__(

@@ -1,4 +1,4 @@
-"""Networks: token ids in, hidden states or logits out; nothing here knows of diffusion."""
+"""Networks: token ids in, hidden states or logits out. Nothing here knows about diffusion."""
 
 from bd3lm.models.attention import AttentionMask, Backend, attend, render
 from bd3lm.models.cache import KVCache, KVReplay, KVStore, KVTape, NoStore

@@ -1,7 +1,7 @@
-"""Low-rank additions to linear layers, for some positions of a pass: what a frozen network learns beside it.
+"""Low-rank additions (as in LoRA) to linear layers, for some or all positions of a pass.
 
-Which positions they apply to is said by a pass's layout, by their role, and never by token ids. All other
-positions are computed as if there were none, to the last bit. With `additions_at="all"` they apply to every
+The layout of a pass says which positions get them, by role and never by token id. All other positions are
+computed exactly as if there were no additions, to the last bit. With `additions_at="all"` they apply to every
 position of every pass, whatever its layout, and can be merged into the weights.
 """
 
@@ -15,10 +15,9 @@ from bd3lm.models.layouts import Span
 
 
 class Addition(nn.Module):
-    """B·A·x for each part of a linear layer's features: A brings x down to `rank` numbers, B back up.
+    """B·A·x for each part of a linear layer's output: A projects x down to `rank` numbers, B back up.
 
-    The parts, such as queries, keys and values, have each an A of their own. B starts at zero, so that
-    nothing is added yet.
+    Each part, such as queries, keys or values, has its own A. B starts at zero, so nothing is added at first.
     """
 
     def __init__(self, linear: nn.Linear, rank: int, parts: Sequence[int] = ()) -> None:
@@ -33,7 +32,7 @@ class Addition(nn.Module):
         nn.init.zeros_(self.up)
 
     def forward(self, x: Tensor, first: int = 0, last: int | None = None) -> Tensor:
-        """What is added to the features of parts first..last − 1, by default of all."""
+        """What to add to the features of parts first..last − 1, by default of all parts."""
         last = len(self.parts) if last is None else last
         down = self.down[first * self.rank : last * self.rank]
         begin = sum(self.parts[:first])
@@ -42,7 +41,7 @@ class Addition(nn.Module):
         return torch.cat([F.linear(each, up) for each, up in zip(low, ups, strict=True)], dim=-1)
 
     def merged(self, weight: Tensor) -> Tensor:
-        """The linear layer's weight with the additions in it, rounded once."""
+        """The linear layer's weight plus the addition, rounded once."""
         precise = torch.promote_types(weight.dtype, torch.float32)
         downs, ups = self.down.to(precise).split(self.rank), self.up.to(precise).split(self.parts)
         added = torch.cat([up @ down for up, down in zip(ups, downs, strict=True)])
@@ -50,7 +49,7 @@ class Addition(nn.Module):
 
 
 def added(y: Tensor, x: Tensor, addition: Addition | None, span: Span, *parts: int) -> Tensor:
-    """y (rows, positions, features), and what is added to it at the positions of x in `span`."""
+    """y (rows, positions, features) plus the addition to the positions of x in `span`."""
     start, stop = span
     if addition is None or start >= stop:
         return y

@@ -1,8 +1,8 @@
-"""Attention under a layout's rule, by whichever kernel suits the device.
+"""Attention under a layout's rule, with the kernel that suits the device.
 
-- a layout with a kernel of its own (causal, bidirectional) needs no mask at all;
-- on CUDA other layouts run in FlexAttention, compiled, which skips the empty parts of the mask;
-- on a CPU they run as scaled dot-product attention with a dense mask: FlexAttention has no CPU backward.
+- a layout with a kernel of its own (causal, bidirectional) needs no mask
+- on CUDA other layouts run in compiled FlexAttention, which skips the empty parts of the mask
+- on a CPU they run as scaled dot-product attention with a dense mask: FlexAttention has no CPU backward
 """
 
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ from bd3lm.models.layouts import MASK_GRANULARITY, Bidirectional, Causal, Layout
 Backend = Literal["auto", "dense", "flex"]
 _GRAPHS = 256
 _FINE = 64
-_SHORT = 128  # for fewer queries FlexAttention has another kernel, which cuts tiles by itself
+_SHORT = 128  # for fewer queries FlexAttention switches to another kernel, which picks its own tiles
 
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """A layout's rule, ready for a kernel. With no mask and not causal, everything is visible.
+    """A layout's rule in the form that a kernel takes. With no mask and not causal, everything is visible.
 
-    `fine` masks of blocks skip squares of 64 rather than 128.
+    `fine` block masks skip squares of 64 instead of 128.
     """
 
     dense: Tensor | None = None
@@ -55,8 +55,8 @@ def render(layout: Layout, queries: Span, device: torch.device, backend: Backend
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask) -> Tensor:
-    """softmax(q kᵀ / √d + mask) v, all (rows, heads, positions, head_dim); a head of keys and values may
-    serve several of queries, which follow one another."""
+    """softmax(q kᵀ / √d + mask) v, all (rows, heads, positions, head_dim). Each key/value head may serve
+    several consecutive query heads."""
     grouped = query.shape[1] != key.shape[1]
     if mask.blocks is None:
         return F.scaled_dot_product_attention(
@@ -72,12 +72,12 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask) -> Te
 
 
 def _kernel_options(head_dim: int, dtype: torch.dtype, fine: bool) -> dict[str, Any]:
-    """Tiles no larger than the mask's squares; for heads of 64 what was measured fastest (decisions.md)."""
-    # Not ROWS_GUARANTEED_SAFE, although each token sees itself: it means each row of each tile.
+    """Tiles no larger than the mask's squares. For heads of 64 these were the fastest (decisions.md)."""
+    # Not ROWS_GUARANTEED_SAFE, although each token sees itself: it promises this for every row of every tile.
     options: dict[str, Any] = {"PRESCALE_QK": True}
     if not fine:
         return options
-    if dtype == torch.float32:  # torch's own tiles for the backward pass are small enough
+    if dtype == torch.float32:  # torch's own backward tiles are small enough
         return options | {"fwd_BLOCK_M": _FINE, "fwd_BLOCK_N": 32}
     options |= {"fwd_BLOCK_M": _FINE, "fwd_BLOCK_N": _FINE if head_dim <= 128 else 32}
     options |= {f"bwd_{name}": _FINE for name in ("BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2")}
@@ -86,9 +86,10 @@ def _kernel_options(head_dim: int, dtype: torch.dtype, fine: bool) -> dict[str, 
 
 @lru_cache(maxsize=16)
 def _has_fine_tiles(device: torch.device) -> bool:
-    """Whether masks of 64 can be used: block diffusion over 1,024 has a tenth fewer tiles than with 128.
+    """Whether masks with squares of 64 can be used. Block diffusion over 1,024 has a tenth fewer tiles than
+    with 128.
 
-    They were measured on Hopper, and need a torch whose compiler can be offered another tile (`_FineTiles`).
+    They were measured on Hopper, and need a torch whose compiler accepts another tile size (`_FineTiles`).
     """
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return False
@@ -96,7 +97,7 @@ def _has_fine_tiles(device: torch.device) -> bool:
         from torch._inductor import choices, compile_fx, virtualized
 
         _fine_config()
-    except (ImportError, TypeError):  # another torch, with other insides
+    except (ImportError, TypeError):  # a torch with other internals
         return False
     return (
         hasattr(choices.InductorChoices, "get_flex_attention_bwd_configs")
@@ -106,11 +107,11 @@ def _has_fine_tiles(device: torch.device) -> bool:
 
 
 def compiler(graph: Any, inputs: Sequence[Any]) -> Any:
-    """The backend of `torch.compile` for what holds attention: torch's own, offered fine tiles on Hopper.
+    """The `torch.compile` backend for graphs with attention: torch's own, plus fine tiles on Hopper.
 
-    It asks the tensors of the graph where they are, since a network may be compiled before it is moved. No
-    other graph is offered them. A backward pass is compiled when it first runs, on another thread, so each
-    graph's own compilation is wrapped, and not this call.
+    It looks at the device of the graph's inputs, because a network may be compiled before it is moved. Other
+    graphs see no fine tiles. torch compiles a backward pass when it first runs, on another thread, so the
+    compilation of each graph is wrapped rather than this call.
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch._inductor.virtualized import V
@@ -154,16 +155,16 @@ def _divides(cut: Any, size: int) -> bool:
 
 
 def allow_many_graphs() -> None:
-    """Dynamo gives up after eight graphs of a function and runs it eagerly, without a word.
+    """Raise Dynamo's limit of eight graphs per function, after which it silently runs the function eagerly.
 
-    For FlexAttention that means the whole score matrix. A process that evaluates several block sizes meets
-    more than eight.
+    For FlexAttention, eager means the whole score matrix, and a process that evaluates several block sizes
+    needs more than eight graphs.
     """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _GRAPHS)
 
 
 @lru_cache(maxsize=2)
 def _compiled_flex(fine: bool) -> Any:
-    """FlexAttention compiled, one graph for each layout, dtype and shape that it meets."""
+    """FlexAttention, compiled once for each layout, dtype and shape."""
     allow_many_graphs()
     return torch.compile(flex_attention, dynamic=False, backend=compiler if fine else "inductor")

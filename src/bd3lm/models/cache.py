@@ -1,7 +1,7 @@
 """Keys and values kept between passes: a ring for decoding, a tape for two-pass training.
 
-Both plug into the network at one place: each layer hands its new keys and values to `extend` and attends to
-what comes back, under the mask that `mask` gives.
+The network uses both in the same way: each layer hands its new keys and values to `extend` and attends to the
+result under the mask that `mask` returns.
 """
 
 import math
@@ -17,16 +17,16 @@ from bd3lm.models.layouts import Layout, Span
 
 
 class KVStore(Protocol):
-    """What the network needs of a store of keys and values."""
+    """What the network needs from a store of keys and values."""
 
     def text_positions(self, layout: Layout, tokens: Tensor) -> Tensor:
         """Rotary positions of the tokens of this pass: (segment,) or (rows, segment)."""
 
     def mask(self, layout: Layout, queries: Span, device: torch.device, backend: Backend) -> AttentionMask:
-        """Who may attend to whom, over what `extend` returns."""
+        """Who may attend to whom, over the keys that `extend` returns."""
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Take a layer's new keys and values; return all that its queries attend to."""
+        """Take a layer's new keys and values; return everything its queries attend to."""
 
 
 def check_fills(layout: Layout, tokens: Tensor) -> None:
@@ -37,13 +37,13 @@ def check_fills(layout: Layout, tokens: Tensor) -> None:
 
 
 def check_rows(layout: Layout, tokens: Tensor) -> None:
-    """Refuse tokens whose rows are not those of a layout that differs between them."""
+    """Refuse tokens whose number of rows differs from the layout's, if the layout differs between rows."""
     if layout.rows not in (None, tokens.shape[0]):
         raise ValueError(f"tokens must have {layout.rows} rows for {layout}, got {tokens.shape[0]}")
 
 
 class NoStore:
-    """A pass on its own: nothing kept, nothing remembered."""
+    """A pass on its own, which keeps nothing."""
 
     def text_positions(self, layout: Layout, tokens: Tensor) -> Tensor:
         check_fills(layout, tokens)
@@ -57,7 +57,7 @@ class NoStore:
 
 
 class KVTape(NoStore):
-    """Records the keys and values of one pass, gradients and all (the paper's Algorithm 1, first pass)."""
+    """Records the keys and values of one pass, with gradients (the paper's Algorithm 1, first pass)."""
 
     def __init__(self) -> None:
         self.layers: list[tuple[Tensor, Tensor]] = []
@@ -74,9 +74,9 @@ class KVTape(NoStore):
 
 
 class KVHanded(NoStore):
-    """Holds what one layer hands over, until the layer's caller takes it (`pair`).
+    """Holds the keys and values of one layer until the caller takes them (`pair`).
 
-    For a layer that is computed a second time in the backward pass: the second time leaves nothing behind.
+    Used for a layer that is recomputed in the backward pass: the second run must not record anything.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class KVHanded(NoStore):
 
 
 class KVReplay:
-    """A pass over the first positions of a layout, whose last positions were recorded on a tape."""
+    """A pass over the first positions of a layout. Its last positions come from a tape."""
 
     def __init__(self, tape: KVTape) -> None:
         self._tape = tape
@@ -112,23 +112,24 @@ class KVReplay:
 
 
 class KVCache:
-    """Rotated keys and values of the text so far, in a preallocated ring, with its own length for each row.
+    """A KV cache: rotated keys and values of the text so far, in a preallocated ring. Each row has its own
+    length.
 
-    Position p of a row lives in one slot of the ring for good, so letting go of old tokens moves nothing:
-    `starts` advances and their slots are written over. Keys keep the rotation of their absolute position, and
-    attention sees only differences of positions, so what is kept stays valid for ever.
+    Position p of a row stays in one slot of the ring, so dropping old tokens moves nothing: `starts`
+    advances, and new tokens overwrite their slots. Keys keep the rotation of their absolute position.
+    Attention sees only differences of positions, so the kept keys stay valid forever.
 
-    A pass of s tokens writes them after the text, at positions end..end + s − 1, where they see each other
-    as the pass's layout says, and the visible text. They stay only once `advance` says so: a pass over
-    a noisy block leaves no trace, one over a finished block is followed by advance(s).
+    A pass of s tokens writes them after the text, at positions end..end + s − 1. They see the visible text,
+    and each other as the layout of the pass says. They stay only after `advance`: a pass over a noisy block
+    leaves no trace, and a pass over a finished block is followed by advance(s).
 
-    The window: a token sees at most the `window` positions before the group it is written with (itself under
-    a causal layout, its block under a block-causal one), whatever else the same pass holds. So the keys of a
-    text are the same whether it came in one pass or in many. They were computed from what was visible then:
-    through them a token is touched by text that has left its own window, which would not be so if the window
-    were computed afresh.
+    The window: a token sees at most the `window` positions before the group it is written with (the token
+    itself under a causal layout, its block under a block-causal one), whatever else the same pass holds. So
+    the keys of a text are the same whether it came in one pass or in many. They were computed from the text
+    that was visible then, so a token is still influenced, through these keys, by text that has left its own
+    window. Recomputing the window would remove that influence.
 
-    Everything stays where it is in memory: a pass can be captured as a CUDA graph.
+    Nothing moves in memory, so a pass can be captured as a CUDA graph.
     """
 
     def __init__(
@@ -157,11 +158,12 @@ class KVCache:
         self.values = torch.zeros(shape, device=device, dtype=dtype)
         self.starts = torch.zeros(rows, device=device, dtype=torch.long)
         self.ends = torch.zeros(rows, device=device, dtype=torch.long)
-        self._slots: Tensor | None = None  # where the pass in progress writes: (rows, segment)
-        self._touched = 0  # slots from here on hold nothing yet
+        self._slots: Tensor | None = None  # where the current pass writes: (rows, segment)
+        self._touched = 0  # slots from this one on are empty
 
     @property
     def rows(self) -> int:
+        """How many texts it holds."""
         return self.ends.shape[0]
 
     @property
@@ -179,6 +181,7 @@ class KVCache:
 
     @property
     def capacity(self) -> int:
+        """How many slots the ring of a row has."""
         return self.window + self.segment
 
     @property
@@ -189,31 +192,29 @@ class KVCache:
     def lead_in(self, tokens: Tensor) -> None:
         """Let the first pass of some empty rows begin this many positions before the text.
 
-        So rows that have a finished block to write can share a pass with rows that have none yet: whatever
-        such a row passes in its place is seen by nothing in its text.
+        This lets rows with a finished block to write share a pass with rows that have none yet. Nothing in
+        the text sees the tokens that the latter pass in its place.
         """
         if bool((self.ends != 0).any()):
-            raise ValueError(f"a lead-in is for an empty cache, got rows that end at {self.ends.tolist()}")
+            raise ValueError(f"a lead-in needs an empty cache, got rows that end at {self.ends.tolist()}")
         if not 0 <= int(tokens.min()) <= int(tokens.max()) <= self.segment:
             raise ValueError(f"tokens of a lead-in must lie in 0..{self.segment}, got {tokens.tolist()}")
         self.ends.sub_(tokens)
 
     def check_pass(self, layout: Layout, tokens: Tensor) -> None:
-        """Refuse a pass that this cache has no room for."""
+        """Refuse a pass that does not fit this cache."""
         check_fills(layout, tokens)
         if layout.rows is not None:
             raise ValueError(
-                f"layout must be of one text a row, which is all that a cache holds, got {layout}"
+                f"layout must hold one text per row, because a cache holds no more, got {layout}"
             )
         if layout.size != layout.length:
-            raise ValueError(
-                f"layout must be of one text, whose positions follow the cached ones, got {layout}"
-            )
-        rows, segment = tokens.shape[:2]  # ids, or vectors that stand for them
+            raise ValueError(f"layout must be one text that continues the cached positions, got {layout}")
+        rows, segment = tokens.shape[:2]  # token ids or embedded tokens
         if rows != self.rows:
-            raise ValueError(f"tokens must have {self.rows} rows, as the cache, got {rows}")
+            raise ValueError(f"tokens must have {self.rows} rows, like the cache, got {rows}")
         if segment > self.segment:
-            raise ValueError(f"a pass through this cache may have {self.segment} tokens, got {segment}")
+            raise ValueError(f"a pass through this cache has at most {self.segment} tokens, got {segment}")
 
     def text_positions(self, layout: Layout, tokens: Tensor) -> Tensor:
         self.check_pass(layout, tokens)
@@ -221,7 +222,7 @@ class KVCache:
         ends = self.ends.unsqueeze(1)
         self._slots = self._slot(ends + torch.arange(segment, device=self.ends.device))
         self._touched = self.capacity
-        # Elsewhere looking would stall the pass, and shapes must not change.
+        # On other devices the check would stall the pass, and shapes must not change.
         if self.ends.device.type == "cpu":
             self._touched = min(self.segment + int(self.ends.max()) + segment, self.capacity)
         return ends + layout.text_positions(self.ends.device)
@@ -236,14 +237,14 @@ class KVCache:
         within = (key - ends).clamp_min(0)
         seen = (key < ends) | layout.allows(query, within)
         seen = seen & (key >= ends + layout.group_start(query) - self.window)
-        # A lead-in sees itself alone: a softmax over nothing would be no number, and would spread.
+        # A lead-in sees only itself: a softmax over nothing would be NaN, and would spread.
         place = layout.text_positions(self.ends.device)[slice(*queries)].unsqueeze(1)
         in_text = torch.where(ends + place >= starts, key >= starts, key >= ends)
         return AttentionMask(dense=(seen & in_text).unsqueeze(1))
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         if self._slots is None:
-            raise RuntimeError("extend comes after text_positions of the same pass")
+            raise RuntimeError("call text_positions before extend, for the same pass")
         index = self._slots[:, None, :, None].expand_as(key)
         self.keys[layer].scatter_(2, index, key.to(self.keys.dtype))
         self.values[layer].scatter_(2, index, value.to(self.values.dtype))
@@ -251,15 +252,15 @@ class KVCache:
         return self.keys[layer, :, :, used].to(key.dtype), self.values[layer, :, :, used].to(value.dtype)
 
     def advance(self, tokens: int | Tensor) -> None:
-        """Keep the first `tokens` positions of the last pass (one number, or one a row)."""
+        """Keep the first `tokens` positions of the last pass (one number, or one per row)."""
         if isinstance(tokens, int) and tokens < 0:
             raise ValueError(f"tokens must not be negative, got {tokens}")
         self.ends.add_(tokens)
         torch.maximum(self.starts, self.ends - self.window, out=self.starts)
 
     def advance_along(self, path: Tensor, tokens: Tensor) -> None:
-        """Keep the positions `path` (rows, n) of the last pass, which follow one another in the text: of each
-        row the first `tokens` (rows,). They ascend, and none comes before its place among the kept."""
+        """Keep the positions `path` (rows, n) of the last pass as consecutive text: the first `tokens`
+        (rows,) of each row. The path ascends, so no position comes before its new place."""
         device = self.ends.device
         to = self._slot(self.ends.unsqueeze(1) + torch.arange(path.shape[1], device=device))
         kept = self._slot(self.ends.unsqueeze(1) + path)
@@ -270,7 +271,7 @@ class KVCache:
         self.advance(tokens)
 
     def first(self, rows: int) -> "KVCache":
-        """The first rows: a view, which shares its memory with the whole."""
+        """The first rows, as a view that shares memory with this cache."""
         view = copy(self)
         view.keys, view.values = self.keys[:, :rows], self.values[:, :rows]
         view.starts, view.ends = self.starts[:rows], self.ends[:rows]
@@ -278,7 +279,7 @@ class KVCache:
         return view
 
     def empty(self, rows: int) -> "KVCache":
-        """One of the same kind, with nothing in it."""
+        """An empty cache of the same kind."""
         layers, _, heads, _, head_dim = self.keys.shape
         return KVCache(
             layers=layers,
@@ -292,14 +293,14 @@ class KVCache:
         )
 
     def move_row(self, source: int, target: int) -> None:
-        """Copy a row to the place of another."""
+        """Copy one row over another."""
         for store in (self.keys, self.values):
             store[:, target] = store[:, source]
         for ends in (self.starts, self.ends):
             ends[target] = ends[source]
 
     def put_rows(self, rows: Tensor, other: "KVCache") -> None:
-        """Replace some rows by those of another cache of the same kind."""
+        """Replace some rows by the rows of another cache of the same kind."""
         if other.kind != self.kind or len(rows) != other.rows:
             raise ValueError(
                 f"other must have {_described(self.kind)} and {len(rows)} rows, got "
@@ -310,7 +311,8 @@ class KVCache:
         self._slots = None
 
     def _slot(self, position: Tensor) -> Tensor:
-        """A lead-in has negative positions; slots fill from the first on, so that few are in use at first."""
+        """The ring slot of a position, which is negative in a lead-in. Slots fill from the first on, so few
+        are in use at first."""
         return (position + self.segment) % self.capacity
 
 

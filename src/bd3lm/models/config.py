@@ -1,4 +1,4 @@
-"""What a decoder is: a row of fields, from which GPT-like, Llama- and Qwen-type networks are made."""
+"""The shape of our decoder, as a list of fields that cover GPT-like, Llama-type and Qwen-type networks."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -13,8 +13,8 @@ from bd3lm.parsing import raise_problems
 if TYPE_CHECKING:
     from bd3lm.models.transformer import Transformer
 
-# Sizes beyond those of any network: what a mistyped recipe or a hostile config.json asks for is refused
-# before anything is computed of it, and no product of them overflows.
+# Limits far above any real network. A mistyped recipe or a hostile config.json is refused before anything is
+# computed from it, and no product of these sizes overflows.
 _MOST = {
     "vocab_size": 2**26,
     "layers": 10_000,
@@ -31,7 +31,7 @@ _MOST = {
 def _llama(
     layers: int, hidden: int, heads: int, kv_heads: int, mlp_width: int, **more: Any
 ) -> Mapping[str, Any]:
-    """A size of the Llama type: RMS norms, SwiGLU, no biases, tied embeddings."""
+    """One size of the Llama type: RMS norms, SwiGLU, no biases, tied embeddings."""
     fields = {
         "layers": layers,
         "hidden": hidden,
@@ -48,15 +48,17 @@ def _llama(
 
 
 def _qwen3(layers: int, hidden: int, heads: int, mlp_width: int, **more: Any) -> Mapping[str, Any]:
-    """A size of the Qwen3 type: as Llama's, with 8 heads of keys and values, which have norms too."""
+    """One size of the Qwen3 type: like Llama, with 8 key/value heads and norms on queries and keys."""
     fields: dict[str, Any] = {"head_dim": 128, "qk_norm": True, "norm_eps": 1e-6, "rotary_base": 1_000_000.0}
     return _llama(layers, hidden, heads, 8, mlp_width, **fields, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(NetworkConfig):
-    """The shape of a decoder. The defaults are the paper's small model. With `mask_vector` it reads one token
-    more than its vocabulary."""
+    """The shape of a decoder. The defaults are the paper's small model.
+
+    With `mask_vector` the network reads one more token id than its vocabulary has.
+    """
 
     kind = "transformer"
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
@@ -86,42 +88,49 @@ class TransformerConfig(NetworkConfig):
 
     layers: int = 12
     hidden: int = 768
+    """Width of the residual stream."""
     heads: int = 12
+    """Number of query heads."""
     kv_heads: int = 0
-    """Heads of keys and values, each shared by as many of queries; 0 stands for as many as `heads`."""
+    """Number of key/value heads. Each serves an equal group of query heads; 0 means as many as `heads`."""
     head_dim: int = 0
-    """Numbers in a head; 0 stands for hidden / heads."""
+    """Width of a head; 0 means hidden / heads."""
     mlp: Literal["gelu", "swiglu"] = "gelu"
-    """GELU in its tanh form, or SiLU of one projection times another."""
+    """The MLP's activation: GELU in its tanh form, or SwiGLU."""
     mlp_width: int = 0
-    """Numbers between the MLP's projections; 0 stands for 4 · hidden."""
+    """Width of the MLP between its projections; 0 means 4 · hidden."""
     norm: Literal["layer", "rms"] = "layer"
+    """LayerNorm (without biases) or RMSNorm."""
     norm_eps: float = 1e-5
     qk_norm: bool = False
-    """Norm each head's queries and keys (RMS), as Qwen3 does."""
+    """Apply an RMS norm to the queries and keys of each head, as Qwen3 does."""
     qkv_bias: bool = False
+    """Give the projection to queries, keys and values a bias."""
     attention_bias: bool = False
-    """Whether the projection out of attention has a bias."""
+    """Give the output projection of attention a bias."""
     mlp_bias: bool = True
     head_bias: bool = True
     rotary_base: float = 10000.0
     rotary_scaling: RotaryScaling | None = None
+    """How the rotary angles are slowed down for a longer context; None leaves them as they are."""
     dropout: float = 0.1
     tied: bool = False
     """Share the embedding with the output head."""
     mask_vector: bool = False
-    """Read one more token id, after the vocabulary, as a vector of its own. The head cannot predict it, so
-    what an autoregressive checkpoint predicts stays what it was."""
+    """Read one more token id, after the vocabulary: a mask with its own vector. The head cannot predict it,
+    so the predictions of an autoregressive checkpoint stay the same."""
     additions: int = 0
-    """Rank of low-rank additions to all linear layers of a layer; 0 stands for none."""
+    """Rank of the low-rank additions (as in LoRA) to all linear layers; 0 means none."""
     additions_at: Literal["masks", "all"] = "masks"
-    """Whether additions apply at the masks that a pass's layout names, which leaves the law of the text as it
-    is, or at every position of every pass, as in LoRA."""
+    """Where the additions apply. "masks": at the mask positions that the layout of a pass names, which leaves
+    the distribution of the text unchanged. "all": at every position of every pass, as in LoRA."""
     adaln: bool = False
-    """Adaptive layer norms. Without time_conditioning they see a constant, as in the published weights."""
+    """Use adaptive layer norms. Without `time_conditioning` they see a constant, as in the published
+    weights."""
     time_conditioning: bool = False
     """Feed the noise level to the adaptive layer norms."""
     conditioning_dim: int = 128
+    """Width of the conditioning vector of the adaptive norms."""
 
     def __post_init__(self) -> None:
         defaults = {
@@ -144,7 +153,7 @@ class TransformerConfig(NetworkConfig):
             if not 1 <= getattr(self, name) <= most:
                 bound = "at least 1" if getattr(self, name) < 1 else f"at most {most:,}"
                 yield f"{name} must be {bound}, got {getattr(self, name)}"
-                return  # what follows computes with them
+                return  # the checks below divide by these
         if not 0 <= self.additions <= self.hidden:
             yield f"additions must be a rank up to hidden {self.hidden}, or 0 for none, got {self.additions}"
         if self.additions_at not in ("masks", "all"):
@@ -162,7 +171,7 @@ class TransformerConfig(NetworkConfig):
         if not 0.0 <= self.dropout < 1.0:
             yield f"dropout must lie in [0, 1), got {self.dropout}"
         if self.time_conditioning and not self.adaln:
-            yield "time_conditioning needs adaln=True: the noise level enters through it"
+            yield "time_conditioning needs adaln=True: the noise level enters through the adaptive norms"
 
     def build(self) -> "Transformer":
         from bd3lm.models.transformer import Transformer
@@ -206,30 +215,30 @@ class TransformerConfig(NetworkConfig):
 
     @property
     def groups(self) -> int:
-        """How many heads of queries share one of keys and values."""
+        """How many query heads share one key/value head."""
         return self.heads // self.kv_heads
 
     @property
     def attention_width(self) -> int:
-        """Numbers of all heads of queries together."""
+        """Width of all query heads together."""
         return self.heads * self.head_dim
 
     @property
     def qkv_width(self) -> int:
-        """Numbers of queries, keys and values together."""
+        """Width of queries, keys and values together."""
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
     @property
     def mlp_in_width(self) -> int:
-        """Numbers that the MLP's first projection makes: SwiGLU's are twice as many."""
+        """Output width of the MLP's first projection, which is twice as wide for SwiGLU."""
         return self.mlp_width * (2 if self.mlp == "swiglu" else 1)
 
     @property
     def parameters(self) -> int:
-        """How many numbers the weights are, but for vectors (biases, norms) and what embeds a noise level."""
+        """The number of weights, without vectors (biases, norms) and without the noise embedding."""
         inside = (self.qkv_width, self.attention_width, self.mlp_in_width, self.mlp_width)
         layer = sum(inside) * self.hidden
-        # Additions read the stream for queries, keys, values and each part that goes into the MLP.
+        # Additions read the stream for queries, keys, values and each input of the MLP,
         reads = (5 if self.mlp == "swiglu" else 4) + 2  # and two of them write to it
         layer += self.additions * (reads * self.hidden + sum(inside))
         modulations = (6 * self.layers + 2) * self.hidden * self.conditioning_dim if self.adaln else 0

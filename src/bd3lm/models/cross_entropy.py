@@ -1,11 +1,12 @@
-"""The output head and its cross-entropy together, some positions at a time: whole logits never exist.
+"""The output head and its cross-entropy, chunk by chunk: the full logits never exist.
 
-For V tokens the logits of a training batch are its largest tensor by far, and are needed only to be reduced
-to one number a position and one gradient. Both are computed while a chunk of logits is at hand; what is kept
-for the backward pass is the gradient itself, which is as small as the hidden states and the head's weight.
+With a vocabulary of V tokens the logits are by far the largest tensor of a training batch, and they only
+serve to compute one number per position and one gradient. We compute both while a chunk of logits is in
+memory. For the backward pass we keep the gradient itself, which is as small as the hidden states and the
+head's weight.
 
-That needs the weight of each position beforehand, so the function gives their weighted sum, and the separate
-terms only to be looked at.
+This requires the weight of each position beforehand. So the function returns the weighted sum, and the single
+terms for inspection only.
 """
 
 from typing import Any
@@ -16,8 +17,8 @@ from torch.nn import functional as F
 
 from bd3lm.models.devices import runs_kernels
 
-_CHUNK = 12288  # positions at a time, about: enough rows for a matrix product to run at full rate
-_ALIGNMENT = 64  # matrix products are slow where rows of a matrix do not start at round addresses
+_CHUNK = 12288  # positions in a chunk, about: enough rows for a matrix product to run at full rate
+_ALIGNMENT = 64  # matrix products are slow if rows of a matrix do not start at round addresses
 
 
 def weighted_cross_entropy(
@@ -29,9 +30,9 @@ def weighted_cross_entropy(
     *,
     excluded: int,
 ) -> tuple[Tensor, Tensor]:
-    """Σ_i w_i·(−log p(target_i)), and −log p(target_i) for each i, through which no gradient flows.
+    """Σ_i w_i·(−log p(target_i)), and −log p(target_i) for each i, detached.
 
-    p is the softmax of states_i · weightᵀ + bias over all tokens but the `excluded` one. Shapes: states
+    p is the softmax of states_i · weightᵀ + bias over all tokens except the `excluded` one. Shapes: states
     (n, d), weight (V, d), bias (V,), targets and position_weights (n,).
     """
     check_targets(targets, weight.shape[0])
@@ -48,7 +49,8 @@ def weighted_cross_entropy(
 
 
 def check_targets(targets: Tensor, vocabulary: int) -> None:
-    """Refuse token ids outside the vocabulary. On a GPU a check would stall; its kernels trap."""
+    """Refuse token ids outside the vocabulary. Skipped on a GPU, where the check would stall and the kernels
+    trap."""
     if targets.device.type == "cpu" and targets.numel() and not torch.compiler.is_compiling():
         low, high = int(targets.min()), int(targets.max())
         if low < 0 or high >= vocabulary:
@@ -92,7 +94,7 @@ class _WeightedCrossEntropy(torch.autograd.Function):
             ctx.save_for_backward(grad_states, grad_weight[:vocabulary], grad_bias[:vocabulary])
         ctx.dtypes = states.dtype, weight.dtype, None if bias is None else bias.dtype
         ctx.mark_non_differentiable(nats)
-        # A position that weighs nothing may have an impossible target, and 0·∞ is no number.
+        # A position of weight zero may have an impossible target, and 0·∞ is NaN.
         terms = torch.where(position_weights == 0, 0.0, nats * position_weights)
         return terms.sum(), nats
 
@@ -106,7 +108,8 @@ class _WeightedCrossEntropy(torch.autograd.Function):
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a · b, where total may be more precise than a and b: on CUDA it takes the unrounded sums."""
+    """total += a · b, where total may have a higher precision than a and b. On CUDA it takes the unrounded
+    sums."""
     if a.is_cuda and total.dtype != a.dtype:
         torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
     else:
@@ -116,36 +119,38 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 def padded_head(
     weight: Tensor, bias: Tensor | None, excluded: int, compute: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """The head, padded to a round number of rows, and its bias: −∞ where no token is allowed."""
+    """The head, padded to a round number of rows, and its bias, which is −∞ for tokens that are not
+    allowed."""
     vocabulary = weight.shape[0]
     padding = -vocabulary % _ALIGNMENT
     matrix = F.pad(weight.to(compute), (0, 0, 0, padding))
     offset = torch.zeros(vocabulary, device=weight.device) if bias is None else bias.detach()
     offset = F.pad(offset.to(compute), (0, padding), value=-torch.inf)
-    offset[excluded : excluded + 1].fill_(-torch.inf)  # a view: an index would wait for the device
+    offset[excluded : excluded + 1].fill_(-torch.inf)  # a view: indexing would wait for the device
     return matrix, offset
 
 
 def chunks(positions: int, about: int) -> list[slice]:
-    """Equal parts of about so many positions."""
+    """Slices of about equal size, near `about` positions each."""
     number = -(-positions // about)
     size = -(-positions // max(number, 1))
     return [slice(start, min(start + size, positions)) for start in range(0, positions, max(size, 1))]
 
 
 class _Plain:
-    """What the kernel computes, in torch's own operations."""
+    """The kernel's computation in plain torch operations."""
 
     @staticmethod
     def log_totals(logits: Tensor) -> Tensor:
-        """log Σ exp of each row, at least in single precision."""
+        """log Σ exp of each row, in at least single precision."""
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).logsumexp(1)
 
     @staticmethod
     def grad_logits(
         logits: Tensor, log_totals: Tensor, targets: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The gradient of Σ weight·(log total − target's logit), as precise as logits; its sum over rows."""
+        """The gradient of Σ weight·(log total − target's logit), in the dtype of logits, and its sum over
+        rows."""
         probabilities = (logits - log_totals.unsqueeze(1)).exp()
         is_target = torch.arange(logits.shape[1], device=logits.device) == targets.unsqueeze(1)
         grad = (probabilities - is_target.to(log_totals.dtype)) * weights.unsqueeze(1)
@@ -153,6 +158,6 @@ class _Plain:
 
 
 def _kernel() -> Any:
-    from bd3lm.models.kernels import cross_entropy  # elsewhere there may be no Triton
+    from bd3lm.models.kernels import cross_entropy  # there may be no Triton on other machines
 
     return cross_entropy

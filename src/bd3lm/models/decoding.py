@@ -1,11 +1,11 @@
-"""A network's pass over a few tokens after a KV cache, in as few kernels as a GPU allows.
+"""A network's pass over a few tokens after a KV cache, in as few GPU kernels as possible.
 
-It computes what `Transformer.forward` does with a `KVCache`, and is used in its place where there is CUDA:
-sampling makes one such pass for every token. With few tokens a pass waits for launches and for the weights,
-so norms, biases, activations and residuals ride along with the matrix products (`kernels`). With many the
-library's own products are better, and what lies between two of them is one kernel. Attention reads what is
-visible of the ring and nothing else. Where low-rank additions apply, weights with these merged in are read
-instead of the network's: as two small products more, each of them would be a launch of its own.
+It computes the same as `Transformer.forward` with a `KVCache`, and replaces it on CUDA: sampling makes such a
+pass for every token. With few tokens, kernel launches and loading the weights take most of the time, so
+norms, biases, activations and residuals are fused into the matrix products (`kernels`). With many tokens the
+library's own products are faster, and one kernel does everything between two of them. Attention reads only
+the visible part of the ring. For tokens with low-rank additions the pass reads weights with the additions
+merged in: as two more small products, each addition would cost launches of its own.
 """
 
 import warnings
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from bd3lm.models.additions import Addition
     from bd3lm.models.transformer import Layer, Transformer
 
-# Up to so many tokens the fused kernels are faster than the library's (docs/decisions.md).
+# Up to this many tokens the fused kernels are faster than the library's (docs/decisions.md).
 _FEW_TO_NORM = 16
-_FEW_TO_ADD = 32  # no fewer, so that where a branch waits for a norm, that norm is not a fused one
-_FEW_OF_TWO_KINDS = 32  # for both, where additions apply to some of the tokens; not measured yet
+_FEW_TO_ADD = 32  # at least _FEW_TO_NORM: when a branch waits for a norm, that norm is not a fused one
+_FEW_OF_TWO_KINDS = 32  # for both, if additions apply to some of the tokens; not measured yet
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def can_decode(network: "Transformer", tokens: Tensor, layout: Layout, cache: KVStore | None) -> bool:
-    """Whether `decode` computes this pass."""
+    """Whether `decode` can compute this pass."""
     return (
         isinstance(cache, KVCache)
         and runs_kernels(tokens.device)
@@ -45,7 +45,7 @@ def can_decode(network: "Transformer", tokens: Tensor, layout: Layout, cache: KV
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cuda")
         and not network.uses_noise
-        and not network.config.adds_everywhere  # `Transformer.merged` has none, and nothing else to read
+        and not network.config.adds_everywhere  # `Transformer.merged` has none, and reads no other weights
         and network.attention_backend == "auto"
         and network.embedding.weight.dtype in _DTYPES
         and cache.keys.dtype == network.embedding.weight.dtype
@@ -55,7 +55,7 @@ def can_decode(network: "Transformer", tokens: Tensor, layout: Layout, cache: KV
 
 
 def _serves(network: "Transformer") -> bool:
-    """Whether the kernels take this network; that they do not is said, since it is slower without."""
+    """Whether the kernels support this network. If not, warn, because sampling is slower without them."""
     config, dtype = network.config, network.embedding.weight.dtype
     served = bool(_kernels().supports(config, dtype))
     if not served:
@@ -65,18 +65,18 @@ def _serves(network: "Transformer") -> bool:
 
 @lru_cache
 def _say_not_fused(head_dim: int) -> None:
-    """Once for each size of head."""
+    """Warn once for each head size."""
     warnings.warn(
-        f"this network is sampled without fused kernels, and slower: they take heads of 16, 32, 64 or 128 "
-        f"numbers, got {head_dim}",
+        "this network is sampled without fused kernels, which is slower: they support a head_dim of 16, 32, "
+        f"64 or 128, got {head_dim}",
         stacklevel=2,
     )
 
 
 def decode(network: "Transformer", tokens: Tensor, layout: Layout, cache: KVCache) -> Tensor:
-    """Hidden states (rows, read positions, width), as `Transformer.forward`."""
+    """Hidden states (rows, read positions, width), as from `Transformer.forward`."""
     cache.check_pass(layout, tokens)
-    with torch.cuda.device(tokens.device) if tokens.is_cuda else nullcontext():  # Triton's is the current one
+    with torch.cuda.device(tokens.device) if tokens.is_cuda else nullcontext():  # Triton uses the current one
         return _decode(network, tokens, layout, cache)
 
 
@@ -115,7 +115,7 @@ def _run_layer(
     ring: "_Ring",
     read: Span,
 ) -> None:
-    """As `Layer.forward`, in evaluation mode."""
+    """Like `Layer.forward`, in evaluation mode."""
     qkv, attention_out, mlp_in, mlp_out = (
         _Linear.of(getattr(layer, name), merged.get(name))
         for name in ("qkv", "attention_out", "mlp_in", "mlp_out")
@@ -132,22 +132,22 @@ def _run_layer(
 class _Stream:
     """The residual stream (rows, positions, width) of a pass.
 
-    With many tokens what a branch adds waits for the norm that follows, and both are one kernel. At the
-    positions in `added` linear layers have their merged weights.
+    With many tokens, the output of a branch waits for the next norm, and one kernel does both. At the
+    positions in `added` the linear layers use their merged weights.
     """
 
     def __init__(self, x: Tensor, added: Span) -> None:
         self._shape, self._x, self._added = x.shape, _flat(x), added
-        self._branch: tuple[Tensor, Tensor | None] | None = None  # to be added, times a gate
+        self._branch: tuple[Tensor, Tensor | None] | None = None  # waits to be added, times a gate
 
     def narrow(self, read: Span) -> None:
-        """Keep these positions; no branch may be waiting."""
+        """Keep only these positions; no branch may be waiting."""
         if read != (0, self._shape[1]):
             kept = self._x.view(self._shape)[:, slice(*read)]
             self._shape, self._x, self._added = kept.shape, _flat(kept), inside(self._added, read)
 
     def norm_linear(self, norm: "_Norm", linear: "_Linear", activation: str | None = None) -> Tensor:
-        """linear(norm(stream)), through an activation or not."""
+        """linear(norm(stream)), with or without an activation."""
         if self._is_few(_FEW_TO_NORM):
             y: Tensor = _kernels().norm_linear(
                 self._x,
@@ -186,17 +186,18 @@ class _Stream:
         return start < stop
 
     def _is_few(self, most: int) -> bool:
-        """Whether the fused kernels are for so many tokens; `most` where all have the same weights."""
+        """Whether to use the fused kernels for this many tokens. `most` applies if all tokens have the same
+        weights."""
         return len(self._x) <= (_FEW_OF_TWO_KINDS if self._has_two_kinds else most)
 
     def _other(self, linear: "_Linear") -> Any:
-        """What the fused kernels are told of the merged weight."""
+        """The merged weight, in the form that the fused kernels take."""
         if not self._has_two_kinds:
             return None
         return _kernels().OtherWeight(linear.merged, self._shape[1], *self._added)
 
     def _product(self, x: Tensor, linear: "_Linear", product: "_Product" = F.linear) -> Tensor:
-        """The library's: one over all tokens, or one over those of each kind."""
+        """The library's product: one over all tokens, or one for each kind of token."""
         if not self._has_two_kinds or linear.merged is None:
             return product(x, linear.weight, linear.bias)
         rows, size = self._shape[:2]
@@ -224,15 +225,15 @@ class _Stream:
 
 
 def _flat(x: Tensor) -> Tensor:
-    """(tokens, features) in one piece: the kernels take no strides, and a part of a pass may be a view."""
+    """(tokens, features), contiguous: the kernels take no strides, and a part of a pass may be a view."""
     return x.reshape(-1, x.shape[-1]).contiguous()
 
 
-_Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # of tokens, a weight and a bias
+_Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # tokens, weight, bias
 
 
 def _gelu_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """GELU of a product; on a GPU the product's kernel ends with it, in the tanh form."""
+    """GELU of a product. On a GPU the product's own kernel applies it, in the tanh form."""
     if x.is_cuda and bias is not None:
         return torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
     return F.gelu(F.linear(x, weight, bias), approximate="tanh")
@@ -240,7 +241,7 @@ def _gelu_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class _Linear:
-    """A linear layer; `merged` is its weight with the additions in it, in passes to which they apply."""
+    """A linear layer. `merged` is its weight with the additions merged in, for passes that use them."""
 
     weight: Tensor
     bias: Tensor | None
@@ -280,7 +281,7 @@ class _Ring:
 
 @dataclass(frozen=True)
 class _Norm:
-    """A norm over the last dimension, an adaptive one's shift and scale taken in."""
+    """A norm over the last dimension, with the shift and scale of an adaptive norm folded in."""
 
     weight: Tensor
     bias: Tensor | None
@@ -319,9 +320,10 @@ _ADAPTIVE: "WeakKeyDictionary[KVCache, _Norms]" = WeakKeyDictionary()
 
 
 def _norms(network: "Transformer", cache: KVCache) -> _Norms:
-    """All norms. Adaptive ones see a constant here: what they make of it is kept as long as the cache.
+    """All norms. Adaptive norms see a constant here, so their result is kept as long as the cache.
 
-    No longer, because a change of the weights cannot be noticed: fused optimizers bypass torch's counters.
+    It is not kept longer because we cannot detect a change of the weights: fused optimizers bypass torch's
+    counters.
     """
     layers = [cast("Layer", layer) for layer in network.layers]
     if network.noise_embedding is None or network.final_modulation is None:
@@ -344,19 +346,20 @@ def _norms(network: "Transformer", cache: KVCache) -> _Norms:
     return _ADAPTIVE[cache]
 
 
-_Merged = dict[str, Tensor]  # of a layer, by the names of its linear layers
+_Merged = dict[str, Tensor]  # of one layer, by the names of its linear layers
 _MERGED: "WeakKeyDictionary[Transformer, tuple[object, list[_Merged]]]" = WeakKeyDictionary()
 
 
 def _merged(network: "Transformer") -> list[_Merged]:
-    """The weights with the additions in them, kept beside the network for as long as it lives.
+    """The weights with the additions merged in, kept for as long as the network lives.
 
-    When its weights are seen to change they are made anew, in place, since CUDA graphs read them where they
-    lie. A change that is not seen makes drafts worse until the next that is, and no text wrong.
+    When we see that the weights have changed, we recompute them in place, because CUDA graphs read them at
+    their address. A change that we do not see only makes drafts worse until the next one that we see; no text
+    becomes wrong.
     """
     key, known = network.weights_key, _MERGED.get(network)
     if known is None or known[0] != key:
-        # Made for good, so not as tensors of an inference mode that may be on: those cannot be written again.
+        # Outside any active inference mode: its tensors could not be written again later.
         with torch.inference_mode(False), torch.no_grad():
             fresh = (_merge(cast("Layer", layer)) for layer in network.layers)  # one at a time in memory
             before: list[_Merged] = [{} for _ in network.layers] if known is None else known[1]
@@ -372,7 +375,7 @@ def _merge(layer: "Layer") -> _Merged:
 
 
 def _keep(before: _Merged, fresh: _Merged) -> _Merged:
-    """Fresh weights where those before them lie, if there are any on that device and of that type."""
+    """Write the fresh weights over the old ones if device and dtype match, else use the fresh tensors."""
 
     def fits(name: str) -> bool:
         old, new = before.get(name), fresh[name]
@@ -383,7 +386,7 @@ def _keep(before: _Merged, fresh: _Merged) -> _Merged:
 
 @lru_cache(maxsize=1)
 def _kernels() -> Any:
-    """Imported where there is CUDA: elsewhere there may be no Triton."""
+    """Imported only with CUDA: there may be no Triton on other machines."""
     from bd3lm.models.kernels import decoding
 
     return decoding

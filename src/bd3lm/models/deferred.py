@@ -1,9 +1,9 @@
-"""A network's first weights, told and not yet computed: each tensor can be made alone, when its turn comes.
+"""A network's first weights, recorded and computed later: each tensor can be made alone, when it is needed.
 
-A network built inside `Recording` has shapes and no values (torch's device "meta"). What would have been
-done to its tensors is written down, with the state of torch's generator before each draw. `DeferredWeights`
-does it again for one tensor at a time: the same operations on the same numbers, so the same bits as in a
-network that was built whole. Memory never holds more than one tensor and what it is made of.
+A network built inside `Recording` has shapes but no values (torch's device "meta"). The recording lists each
+operation on its tensors, with the state of torch's generator before each draw. `DeferredWeights` repeats
+these operations for one tensor at a time: the same operations on the same numbers, so the same bits as in a
+network built whole. Memory never holds more than one tensor and its inputs.
 """
 
 import sys
@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 ReadRows = Callable[[int, int], Tensor]
-"""Rows first..last − 1 of a tensor."""
+"""Reads rows first..last − 1 of a tensor."""
 
-# Draws that ask a tensor for its shape alone, never for its values.
+# Random draws that use only the shape of a tensor, never its values.
 _DRAWS = {
     f"aten::{name}"
     for name in (
@@ -34,7 +34,7 @@ _IS_META: Any = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
 
 
 class CannotDefer(ValueError):
-    """What a network does when it is built cannot be written down."""
+    """The construction of a network does something that cannot be recorded."""
 
 
 @dataclass(frozen=True)
@@ -49,27 +49,27 @@ class _Place:
 
     @property
     def span(self) -> int:
-        """How many numbers there are from its first to its last."""
+        """The distance between its first and last number in the storage, counting both."""
         return 1 + sum((size - 1) * step for size, step in zip(self.size, self.stride, strict=True))
 
 
 @dataclass(frozen=True)
 class _Done:
-    """Something that was done: to which storages, with what of others."""
+    """One recorded operation: the storages it writes, makes and reads."""
 
     run: Callable[[Callable[[_Place], Tensor]], tuple[Tensor, ...]]
-    """Given how to find tensors, does it; returns those that are new."""
+    """Runs the operation, given a function that finds tensors. Returns the new tensors."""
     made: tuple[_Place, ...]
     writes: frozenset[int]
     reads: frozenset[int]
     is_fresh: bool
-    """Whether nothing of what was there before remains."""
+    """Whether it overwrites everything that was there before."""
     rows: ReadRows | None = None
-    """Where all of it is read from a file."""
+    """Set if the whole tensor is read from a file."""
 
 
 class _InitIsNotTold(TorchFunctionMode):
-    """Some functions of `torch.nn.init` leave a tensor without storage alone. To them none looks like one."""
+    """Hides "meta" from `torch.nn.init`, where some functions skip tensors without storage."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -80,18 +80,18 @@ class _InitIsNotTold(TorchFunctionMode):
 
 
 class Recording(TorchDispatchMode):
-    """Inside, tensors have no values, and what is done to them is written down."""
+    """Within this context tensors have no values, and operations on them are recorded."""
 
     def __init__(self) -> None:
         super().__init__()
         self.done: list[_Done] = []
         self.room: torch.UntypedStorage | None = None
-        self._kept: dict[int, torch.UntypedStorage] = {}  # so that no number stands for two of them
+        self._kept: dict[int, torch.UntypedStorage] = {}  # alive, so no two share an address
         self._meta, self._told = torch.device("meta"), _InitIsNotTold()
 
     def __enter__(self) -> Self:
         self._meta.__enter__()
-        self._told.__enter__()  # the last, so that the function that asks is the one that calls it
+        self._told.__enter__()  # entered last: it must be innermost, to see the calls of `is_meta`
         super().__enter__()
         return self
 
@@ -99,8 +99,8 @@ class Recording(TorchDispatchMode):
         super().__exit__(*error)
         self._told.__exit__(*error)
         self._meta.__exit__(*error)
-        if error[0] in (RuntimeError, NotImplementedError):  # what torch says of values that are not there
-            raise CannotDefer(f"a network does what needs its values: {error[1]}") from error[1]
+        if error[0] in (RuntimeError, NotImplementedError):  # what torch raises when values are missing
+            raise CannotDefer(f"building this network needs values of its weights: {error[1]}") from error[1]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -114,13 +114,13 @@ class Recording(TorchDispatchMode):
         made = [each for each in tree_flatten(result)[0] if isinstance(each, Tensor) and each.is_meta]
         touched = [each for each in flat if isinstance(each, Tensor) and each.is_meta]
         if not made and touched and not in_place:
-            raise CannotDefer(f"{func} needs the values of weights that are not there yet")
+            raise CannotDefer(f"{func} needs the values of weights that do not exist yet")
         if made:
             self._write_down(func, flat, shape, [] if in_place else made, args[0] if in_place else None)
         return result
 
     def give(self, tensor: Tensor, rows: ReadRows) -> None:
-        """All of a tensor is what is read from elsewhere, whatever was done to it before."""
+        """Take the whole tensor from elsewhere, whatever was done to it before."""
         place = self.place(tensor)
 
         def run(find: Callable[[_Place], Tensor]) -> tuple[Tensor, ...]:
@@ -131,7 +131,7 @@ class Recording(TorchDispatchMode):
         self.done.append(_Done(run, (), written, frozenset(), is_fresh=True, rows=rows))
 
     def place(self, tensor: Tensor) -> _Place:
-        """Where a tensor of the network lies."""
+        """The place of one of the network's tensors."""
         storage = tensor.untyped_storage()
         self._kept.setdefault(storage._cdata, storage)
         return _Place(
@@ -143,7 +143,7 @@ class Recording(TorchDispatchMode):
         )
 
     def new_storage(self, key: int) -> torch.UntypedStorage:
-        """Room on the CPU for what lies in a storage."""
+        """Memory on the CPU for the contents of a storage."""
         return torch.UntypedStorage(self._kept[key].nbytes())
 
     def _write_down(
@@ -177,11 +177,11 @@ class Recording(TorchDispatchMode):
         return torch.device("cpu") if isinstance(value, torch.device) and value.type == "meta" else value
 
     def _draw(self, func: Any, flat: list[Any], shape: Any) -> Tensor | None:
-        """The state of torch's generator before a draw, which is then made in order to be past it."""
+        """Save the state of torch's generator, then make the draw to advance it."""
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return None
         if func._schema.name not in _DRAWS or any(isinstance(each, torch.Generator) for each in flat):
-            raise CannotDefer(f"{func} draws numbers in a way that cannot be repeated")
+            raise CannotDefer(f"{func} draws random numbers in a way that cannot be repeated")
         state = torch.default_generator.get_state()
         noted = [self._noted(each) for each in flat]
         real = [self._scratch(each) if isinstance(each, _Place) else each for each in noted]
@@ -190,8 +190,8 @@ class Recording(TorchDispatchMode):
         return state
 
     def _scratch(self, place: _Place) -> Tensor:
-        """Room for a draw that nobody sees. One piece for all: between many of them the states that are kept
-        would lie, and the system would get none of it back."""
+        """Memory for a draw that is thrown away. All draws share one piece: with many pieces, the saved
+        generator states would lie between them, and the system would get no memory back."""
         needed = (place.offset + place.span) * place.dtype.itemsize
         if self.room is None or self.room.nbytes() < needed:
             self.room = None
@@ -200,10 +200,10 @@ class Recording(TorchDispatchMode):
 
 
 class DeferredWeights:
-    """The parameters and buffers of a network that was built inside a `Recording`, by name."""
+    """The parameters and buffers, by name, of a network built inside a `Recording`."""
 
     def __init__(self, network: nn.Module, recording: Recording) -> None:
-        """Nothing more may be recorded after this."""
+        """Nothing may be recorded after this."""
         named = {**dict(network.named_parameters()), **dict(network.named_buffers())}
         self._recording, recording.room = recording, None
         self._places: Mapping[str, _Place] = {
@@ -213,12 +213,12 @@ class DeferredWeights:
             self._check(name)
 
     def names(self) -> list[str]:
-        """What there is, less what the network holds already."""
+        """The names of all deferred tensors: those that the network does not hold already."""
         return list(self._places)
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows start..stop − 1 of a tensor; a number counts as one row. Only these are read where it comes
-        from a file."""
+        """Rows start..stop − 1 of a tensor; a scalar counts as one row. If the tensor comes from a file, only
+        these rows are read."""
         place = self._places[name]
         steps = self._steps(place.storage)
         if len(steps) == 1 and (read := steps[0].rows) is not None:
@@ -227,15 +227,15 @@ class DeferredWeights:
         return whole[start:stop] if place.size else whole
 
     def _check(self, name: str) -> None:
-        """Refuse a tensor that is made of others that nothing was written to: their values were lost."""
+        """Refuse a tensor made from others that no operation wrote: their values were lost."""
         known: set[int] = set()
         for each in self._steps(self._places[name].storage):
             if each.reads - each.writes - known:
-                raise CannotDefer(f"{name} depends on values that were given without an operation")
+                raise CannotDefer(f"{name} depends on values that no recorded operation produced")
             known |= each.writes
 
     def _steps(self, storage: int) -> list[_Done]:
-        """What has to be done for a storage to be as it is in the end, in order."""
+        """The operations that produce the final contents of a storage, in order."""
         wanted, found = {storage}, []
         for each in reversed(self._recording.done):
             if each.writes & wanted:
@@ -258,12 +258,12 @@ class DeferredWeights:
             for each in steps:
                 for meant, tensor in zip(each.made, each.run(find), strict=True):
                     real.pop(meant.storage, None)
-                    find(meant).copy_(tensor)  # laid out as it was when later views of it were taken
+                    find(meant).copy_(tensor)  # in the layout that later views of it were recorded with
         return find(place)
 
 
 def _fills(target: Tensor) -> bool:
-    """Whether a tensor is all of its storage."""
+    """Whether a tensor covers its whole storage."""
     return target.is_contiguous() and target.untyped_storage().nbytes() == target.numel() * target.itemsize
 
 

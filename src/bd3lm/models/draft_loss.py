@@ -1,12 +1,12 @@
-"""What a draft's distribution q loses against the distribution p that will verify it, without whole logits.
+"""The loss of a draft's distribution q against the distribution p that will verify it, chunk by chunk.
 
-Both come from one head: p of hidden states that are given, q of those that learn. As in `cross_entropy`, some
-positions are taken at a time, and what is kept for the backward pass is the gradient itself.
+Both come from one head: p from given hidden states, q from the states that learn. As in `cross_entropy`, the
+full logits never exist: we take some positions at a time and keep the gradient itself for the backward pass.
 
 - `hard`: −log q of the token that follows in the text.
 - `soft`: the cross-entropy −Σ p log q, smallest where q is p.
-- `overlap`: 1 − Σ min(p, q), which is how often a draft of q is rejected by p. Where q cannot be p, its best
-  choice is another than that of the cross-entropy: all its mass where p is large enough to take it.
+- `overlap`: 1 − Σ min(p, q), which is how often p rejects a draft of q. If q cannot equal p, its optimum
+  differs from the cross-entropy's: all mass goes where p is large enough to accept it.
 """
 
 from typing import Any, Literal, NamedTuple, get_args
@@ -18,11 +18,11 @@ from bd3lm.models.cross_entropy import add_product, check_targets, chunks, padde
 
 Aim = Literal["hard", "soft", "overlap"]
 AIMS: tuple[Aim, ...] = get_args(Aim)
-_CHUNK = 4096  # positions at a time, about: two distributions and a gradient of each
+_CHUNK = 4096  # positions in a chunk, about: two distributions and a gradient of each
 
 
 class DraftLoss(NamedTuple):
-    """What drafts lose. Only the first carries a gradient; the others are one for each position."""
+    """The loss of drafts. Only `total` carries a gradient; the others have one value per position."""
 
     total: Tensor
     """Σ weight·loss."""
@@ -43,11 +43,11 @@ def weighted_draft_loss(
     aim: Aim,
     excluded: int,
 ) -> DraftLoss:
-    """The loss of drafts at some positions, the sum of which is weighted by `position_weights`.
+    """The loss of drafts at some positions, summed with `position_weights`.
 
-    q_i is the softmax of states_i · weightᵀ + bias over all tokens but the `excluded` one, and p_i that of
-    verifying_i, which learns nothing. Shapes: states and verifying (n, d), weight (V, d), bias (V,), targets
-    and position_weights (n,).
+    q_i is the softmax of states_i · weightᵀ + bias over all tokens except the `excluded` one. p_i is the same
+    for verifying_i, which gets no gradient. Shapes: states and verifying (n, d), weight (V, d), bias (V,),
+    targets and position_weights (n,).
     """
     if aim not in AIMS:
         raise ValueError(f"aim must be one of {', '.join(AIMS)}, got {aim!r}")
@@ -69,7 +69,7 @@ def weighted_draft_loss(
 def plain_draft_loss(
     drafting: Tensor, verifying: Tensor, targets: Tensor, weights: Tensor, *, aim: Aim, excluded: int
 ) -> DraftLoss:
-    """The same of whole logits (n, V), by autograd."""
+    """The same loss from the full logits (n, V), by autograd."""
     is_excluded = torch.arange(drafting.shape[-1], device=drafting.device) == excluded
     log_q, log_p = (
         logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -127,7 +127,7 @@ class _WeightedDraftLoss(torch.autograd.Function):
                 grad = q - p
             elif aim == "hard":
                 grad = q.scatter_add(1, some_targets, torch.full_like(q[:, :1], -1.0))
-            else:  # of the sum of q where it is below p, which is all of the overlap that q can change
+            else:  # of −Σ q over the tokens where q < p, the part of the overlap that depends on q
                 below = (q < p).to(precise)
                 grad = q * ((q * below).sum(1, keepdim=True) - below)
             grad *= position_weights[rows].to(precise).unsqueeze(1)
@@ -145,7 +145,7 @@ class _WeightedDraftLoss(torch.autograd.Function):
         )
         ctx.dtypes = states.dtype, weight.dtype, weight.dtype if bias is None else bias.dtype
         ctx.mark_non_differentiable(nats, overlaps)
-        # A position that weighs nothing may have an impossible target, and 0·∞ is no number.
+        # A position of weight zero may have an impossible target, and 0·∞ is NaN.
         return torch.where(position_weights == 0, 0.0, terms * position_weights).sum(), nats, overlaps
 
     @staticmethod

@@ -1,8 +1,8 @@
-"""Who may attend to whom: one rule per layout, rendered as a dense mask or as a FlexAttention block mask.
+"""Who may attend to whom: one rule per layout, as a dense mask or as a FlexAttention block mask.
 
 A layout describes the positions of one pass through the network: how many there are, where each sits in the
-text (its rotary position), which pairs may attend, and which positions anybody reads the output of. It is a
-small frozen value, so renderings are cached on it.
+text (its rotary position), which pairs may attend, and which outputs are read. A layout is a small frozen
+value, so its masks are cached under it.
 """
 
 from abc import ABC, abstractmethod
@@ -16,15 +16,15 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 Span = tuple[int, int]  # positions start..stop of a pass, stop excluded
-MASK_GRANULARITY = 128  # FlexAttention's own
+MASK_GRANULARITY = 128  # FlexAttention's default
 
 
 @dataclass(frozen=True)
 class Layout(ABC):
     """The attention pattern of one pass over `length` text positions.
 
-    For positions outside `read` the last layer computes only keys and values. A pass that only fills
-    a cache is `keys_only`: nothing reads its outputs.
+    At positions outside `read` the last layer computes only keys and values. A pass that only fills a cache
+    is `keys_only`: nothing reads its outputs.
     """
 
     length: int
@@ -46,38 +46,39 @@ class Layout(ABC):
 
     @property
     def added(self) -> Span:
-        """The positions at which a network's low-rank additions apply, where it has any."""
+        """The positions at which the network's low-rank additions apply, if it has any."""
         return 0, 0
 
     @property
     def rows(self) -> int | None:
-        """How many rows it is for; None for any, which are all alike."""
+        """How many rows the layout is for; None if all rows are alike and any number will do."""
         return None
 
     @property
     def unit(self) -> int | None:
-        """A text cut at multiples of this is two texts that may be read side by side (`Packed`); None if the
-        layout is not of one text from its first token on."""
+        """The size of a block: a row cut at a multiple of it gives two texts that can be read side by side
+        (`Packed`). None if the layout does not describe one text from its first token on."""
         return 1
 
     @abstractmethod
     def allows(self, query: Tensor, key: Tensor) -> Tensor:
-        """Whether the query position may attend to the key position; index tensors that broadcast."""
+        """Whether the query position may attend to the key position. Both are index tensors that
+        broadcast."""
 
     def group_start(self, query: Tensor) -> Tensor:
         """The first of the positions that are written together with this one.
 
-        A cache's window is counted from there, so that what a token sees does not depend on how the text was
-        cut into passes.
+        A cache counts its window from there, so what a token sees does not depend on how the text was cut
+        into passes.
         """
         return torch.zeros_like(query)
 
     def text_positions(self, device: torch.device | str = "cpu") -> Tensor:
-        """Where each position of the pass sits in its text: (size,), or (rows, size) where rows differ."""
+        """Where each position of the pass sits in its text: (size,), or (rows, size) if rows differ."""
         return torch.arange(self.size, device=device) % self.length
 
     def dense(self, queries: Span | None = None, device: torch.device | str = "cpu") -> Tensor:
-        """The rule as a bool mask (queries, size), or (rows, queries, size) where rows differ."""
+        """The rule as a bool mask (queries, size), or (rows, queries, size) if rows differ."""
         return _dense(self, queries or (0, self.size), torch.device(device))
 
     def block_mask(
@@ -87,13 +88,13 @@ class Layout(ABC):
         *,
         granularity: int = MASK_GRANULARITY,
     ) -> BlockMask:
-        """The rule as a FlexAttention block mask, whose empty squares of `granularity` are skipped."""
+        """The rule as a FlexAttention block mask, which skips empty squares of `granularity`."""
         return _block_mask(self, queries or (0, self.size), torch.device(device), granularity)
 
 
 @dataclass(frozen=True)
 class Causal(Layout):
-    """Each position sees itself and the ones before it."""
+    """Each position sees itself and the positions before it."""
 
     def allows(self, query: Tensor, key: Tensor) -> Tensor:
         return key <= query
@@ -104,7 +105,7 @@ class Causal(Layout):
 
 @dataclass(frozen=True)
 class Bidirectional(Layout):
-    """Every position sees every other: one block on its own."""
+    """Every position sees every other: a single block."""
 
     def allows(self, query: Tensor, key: Tensor) -> Tensor:
         return (key >= 0) & (query >= 0)
@@ -133,9 +134,9 @@ class BlockCausal(Layout):
 
 @dataclass(frozen=True)
 class BlockDecoding(BlockCausal):
-    """Finished blocks, and after them the block being written, which sees everything and alone is read.
+    """Finished blocks, then the block being written, which sees everything. Only that block is read.
 
-    With `keys_only` all blocks are finished ones. `causal_clean` as in `BlockDiffusion`.
+    With `keys_only` all blocks are finished. `causal_clean` as in `BlockDiffusion`.
     """
 
     causal_clean: bool = False
@@ -155,10 +156,10 @@ class BlockDecoding(BlockCausal):
 class BlockDiffusion(Layout):
     """x_t ⊕ x: noisy copies of the text, then the clean text (Suppl. B.6).
 
-    A noisy token sees its own block of its own copy (M_BD) and the clean tokens of earlier blocks (M_OBC); a
-    clean token sees clean tokens only, block-causally (M_BC) or, with `causal_clean`, causally. Positions
-    are counted from 0 in each copy. Only the noisy outputs are read, unless `read_clean`. With `adds` the
-    additions of a network apply at the noisy positions.
+    A noisy token sees its own block of its own copy (M_BD) and the clean tokens of earlier blocks (M_OBC). A
+    clean token sees only clean tokens: block-causally (M_BC), or causally with `causal_clean`. Positions are
+    counted from 0 in each copy. Only the noisy outputs are read, unless `read_clean` is set. With `adds` the
+    network's additions apply at the noisy positions.
     """
 
     block_size: int
@@ -195,18 +196,18 @@ class BlockDiffusion(Layout):
         return _unit(self.length, self.block_size)
 
     def allows(self, query: Tensor, key: Tensor) -> Tensor:
-        """Kernels compute it for every pair, so all but four operations are on queries or keys alone."""
+        """Kernels compute this for every pair, so all but four operations use the query or the key alone."""
         clean = query >= self.noisy
         text = self._text(query)
         before = text - text % self.block_size
         own = text + 1 if self.causal_clean else before + self.block_size
-        seen = self.noisy + torch.where(clean, own, before)  # clean text up to here: M_BC and M_OBC
-        # In every copy blocks are numbered anew, and copies are a whole number of blocks apart.
+        seen = self.noisy + torch.where(clean, own, before)  # the clean text up to this point: M_BC and M_OBC
+        # Each copy numbers its blocks anew. Copies are a whole number of blocks apart.
         block = torch.where(clean, -1, _block(query, self.block_size))
         return ((key >= self.noisy) & (key < seen)) | (_block(key, self.block_size) == block)
 
     def _text(self, position: Tensor) -> Tensor:
-        """position % length, without a division where there is one noisy copy."""
+        """position % length, without the division if there is one noisy copy."""
         if self.copies > 1:
             return position % self.length
         return torch.where(position >= self.length, position - self.length, position)
@@ -214,14 +215,14 @@ class BlockDiffusion(Layout):
 
 @dataclass(frozen=True)
 class Drafting(Layout):
-    """A pass over a cache that verifies drafts and makes the next ones, whichever of them are right.
+    """A pass over a cache that verifies drafts and makes the next ones, whichever drafts are accepted.
 
-    First the last token of the text, then a tree of drafts: `parents` has for each draft the position of
-    what it follows, 0 for that last token. Then, behind the last token and behind each draft, a group of
-    `masks`. What is clean sees the text and what it follows; a mask sees what its group stands behind, and
-    its group. The additions of a network apply at the masks. Only what is clean may be kept by a cache.
+    The pass begins with the last token of the text and a tree of drafts. `parents` gives, for each draft, the
+    position of the token it follows; 0 is the last token. Then comes a group of `masks` for the last token
+    and one for each draft. A clean position sees the text and its own ancestors. A mask sees what its group
+    follows, and its group. The network's additions apply at the masks. A cache may keep only clean positions.
 
-    Use `Drafting.of`, which knows the length.
+    Use `Drafting.of`, which computes the length.
     """
 
     parents: tuple[int, ...]
@@ -230,7 +231,9 @@ class Drafting(Layout):
     def __post_init__(self) -> None:
         super().__post_init__()
         if any(not 0 <= parent <= index for index, parent in enumerate(self.parents)):
-            raise ValueError(f"parents must name the last token, 0, or a draft before, got {self.parents}")
+            raise ValueError(
+                f"parents must be 0 (the last token) or positions of earlier drafts, got {self.parents}"
+            )
         if self.masks < 0 or self.length != self.clean * (1 + self.masks):
             raise ValueError(
                 f"length must be {self.clean} clean positions and {self.masks} masks behind each, got "
@@ -239,6 +242,7 @@ class Drafting(Layout):
 
     @classmethod
     def of(cls, parents: Sequence[int], masks: int) -> "Drafting":
+        """The layout of this tree of drafts, with the length that it needs."""
         return cls((1 + len(parents)) * (1 + masks), tuple(parents), masks)
 
     @property
@@ -255,7 +259,7 @@ class Drafting(Layout):
         return None
 
     def behind(self) -> list[list[int]]:
-        """For each clean position those that it follows, from the last token on, and itself."""
+        """For each clean position, the path from the last token to it, itself included."""
         paths = [[0]]
         for index, parent in enumerate(self.parents):
             paths.append([*paths[parent], index + 1])
@@ -273,13 +277,14 @@ class Drafting(Layout):
 
 @dataclass(frozen=True)
 class BlockCopies(Layout):
-    """A pass over a cache: a finished block, the next one behind it, and copies of the first in other states.
+    """A pass over a cache: a finished block, the next block, and copies of the finished block in other
+    states.
 
-    The finished block sees the text and itself, with `causal_clean` causally. The next block sees the text,
-    the finished block and itself. Each copy stands where the finished block does and sees the text and
-    itself. The next block and the copies are read. Only the finished block may be kept by a cache.
+    The finished block sees the text and itself, causally with `causal_clean`. The next block sees the text,
+    the finished block and itself. Each copy has the positions of the finished block, and sees the text and
+    itself. The next block and the copies are read. A cache may keep only the finished block.
 
-    Use `BlockCopies.of`, which knows the length.
+    Use `BlockCopies.of`, which computes the length.
     """
 
     block_size: int
@@ -296,6 +301,7 @@ class BlockCopies(Layout):
 
     @classmethod
     def of(cls, block_size: int, copies: int, *, causal_clean: bool) -> "BlockCopies":
+        """The layout of these blocks, with the length that it needs."""
         return cls((2 + copies) * block_size, block_size, copies, causal_clean)
 
     @property
@@ -325,14 +331,14 @@ class BlockCopies(Layout):
 
 
 def inside(span: Span, read: Span) -> Span:
-    """The part of a span of positions that is read, counted from the first that is; it may be empty, and end
-    before it begins."""
+    """The part of a span that is read, counted from the first position that is read. It may be empty, and
+    then end before it begins."""
     start, stop = read
     return max(span[0], start) - start, min(span[1], stop) - start
 
 
 def _block(position: Tensor, block_size: int) -> Tensor:
-    """position // block_size, by a shift where it can be."""
+    """position // block_size, as a shift if block_size is a power of two."""
     if block_size & (block_size - 1):
         return position // block_size
     return position >> (block_size.bit_length() - 1)
@@ -345,22 +351,22 @@ def check_block_size(length: int, block_size: int) -> None:
 
 
 def _unit(length: int, block_size: int) -> int:
-    """Where blocks begin; nowhere else is anything cut, so one block may be cut anywhere."""
+    """Where a text may be cut: between blocks. A single block may be cut anywhere."""
     return block_size if block_size < length else 1
 
 
-# Masks made under inference_mode could not be saved for a later backward pass, hence inference_mode(False).
+# Masks made in inference mode cannot be saved for a later backward pass, hence inference_mode(False).
 
 
 class _DraftingTables(NamedTuple):
-    """A `Drafting`, position by position."""
+    """The rules of a `Drafting`, position by position."""
 
     allowed: Tensor  # (size, size)
-    groups: Tensor  # (size,) where the group of each begins, counted from the last token
-    places: Tensor  # (size,) where each sits in the text, counted so too
+    groups: Tensor  # (size,) where each position's group begins, counted from the last token
+    places: Tensor  # (size,) where each sits in the text, counted from the last token
 
 
-@cache  # and never dropped: a recorded pass reads it where it lies
+@cache  # never dropped: recorded passes read it at its address
 def _drafting(layout: Drafting, device: torch.device) -> _DraftingTables:
     clean, n = layout.clean, layout.masks
     with torch.inference_mode(False):

@@ -1,7 +1,8 @@
-"""What the house asks of a network and of its config; a network of one's own is a member of both.
+"""The interface of a network and its config. A custom network subclasses both.
 
-A config is plain values: it is saved beside the weights, it builds the network, and a recipe has its fields.
-What a network does not say has a plain default, which is slower or left out, and computes the same.
+A config holds plain values. It is saved next to the weights, it builds the network, and its fields are fields
+of recipes. Optional members have a default that computes the same result, more slowly, or turns a feature
+off.
 """
 
 from abc import ABC, abstractmethod
@@ -21,63 +22,63 @@ from bd3lm.models.layouts import Layout
 
 
 class CacheShape(NamedTuple):
-    """What a network hands to a store of keys and values."""
+    """The shape of the keys and values that a network puts into its store."""
 
     layers: int
     heads: int
-    """Of keys and values."""
+    """Key/value heads."""
     head_dim: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkConfig(Kinded, ABC, family="network"):
-    """The shape of a network: a frozen dataclass with a `kind` of its own, a field for all that can be
-    chosen, and `build`."""
+    """The shape of a network. Subclass it as a frozen dataclass with a `kind` of its own, a field for each
+    choice, and `build`."""
 
     vocab_size: int
-    """Tokens that it can predict."""
+    """How many tokens the network can predict."""
     context: int = 1024
-    """Positions the network is trained on; a cache shows it at most this many."""
+    """Positions the network is trained on. A cache shows it at most this many."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
-    """Values of some fields, by a name that recipes may give in their place."""
+    """Named sizes: field values that a recipe can select by name."""
     default_size: ClassVar[str | None] = None
     """The size of a recipe that names none."""
     may_differ: ClassVar[frozenset[str]] = frozenset()
-    """Fields that may be other than a checkpoint's in a network that starts from it."""
+    """Fields in which a network may differ from the checkpoint it starts from."""
     initialisations: ClassVar[tuple[str, ...]] = ()
-    """Ways to draw the first weights, the one of `build` first; see `Network.start_as`."""
+    """Ways to draw the first weights. `build` uses the first one; see `Network.start_as`."""
 
     @abstractmethod
     def build(self) -> "Network":
-        """A network of this shape, with fresh weights. It may be asked for on torch's device "meta", where
-        weights have shapes and no values."""
+        """Build a network of this shape with fresh weights. It may be called on torch's device "meta", where
+        weights have shapes but no values."""
 
     @property
     def input_vocab_size(self) -> int:
-        """How many token ids it reads: one more where the mask is a vector of its own, which it cannot
-        predict and whose id comes after the vocabulary."""
+        """How many token ids the network reads. This is one more than it predicts if the mask has its own
+        vector: the mask's id comes after the vocabulary."""
         return self.vocab_size
 
     @property
     def told_noise(self) -> bool:
-        """Whether it is told the noise level."""
+        """Whether the network receives the noise level."""
         return False
 
     @property
     def cache_shape(self) -> CacheShape | None:
-        """What it hands to the store that `forward` is given. None: it ignores the store, and everything is
-        computed afresh in each pass."""
+        """The shape of the keys and values that `forward` puts into its store. None: the network ignores the
+        store and computes everything in each pass."""
         return None
 
     @property
     def learns_beside(self) -> bool:
-        """Whether it has additions that learn while its weights stay as they are."""
+        """Whether the network has additions that learn while its weights stay frozen."""
         return False
 
     @property
     def adds_everywhere(self) -> bool:
-        """Whether its additions apply at every position: then any method can train them, and `merged` puts
+        """Whether the additions apply at every position. If so, any method can train them, and `merged` folds
         them into the weights."""
         return False
 
@@ -87,20 +88,21 @@ class NetworkConfig(Kinded, ABC, family="network"):
         return self
 
     def with_mask_apart(self) -> "NetworkConfig":
-        """The same network with a vector of its own for a mask whose id comes after its vocabulary."""
+        """The config of the same network with a separate vector for the mask, whose id comes after the
+        vocabulary."""
         raise ValueError(
-            f"a network of kind {self.kind} has no vector for a mask beside its {self.vocab_size:,} tokens"
+            f"a network of kind {self.kind} has no vector for a mask besides its {self.vocab_size:,} tokens"
         )
 
     @property
     def depth(self) -> int:
-        """How many layers it has, each with a tensor at least: a config that lies is refused before so many
-        are built. 0 where it does not say."""
+        """How many layers the network has, each with at least one tensor, or 0 if unknown. A config whose
+        depth cannot match the weights is refused before the layers are built."""
         return 0
 
     @property
     def parameters(self) -> int:
-        """How many numbers the weights are, about."""
+        """The approximate number of weights."""
         with torch.device("meta"):
             return sum(each.numel() for each in self.build().parameters())
 
@@ -111,7 +113,8 @@ class NetworkConfig(Kinded, ABC, family="network"):
 
 
 class Network(nn.Module, ABC):
-    """Token ids in, hidden states or logits out: what is trained, saved and loaded. It is a `Denoiser`."""
+    """Token ids in, hidden states or logits out. This is what is trained, saved and loaded; it satisfies
+    `Denoiser`."""
 
     config: NetworkConfig
 
@@ -136,9 +139,9 @@ class Network(nn.Module, ABC):
     ) -> Tensor:
         """Hidden states (rows, read positions, width) of the positions that `layout` reads.
 
-        `tokens` are ids (rows, positions), or what `embed` made of some, (rows, positions, width). A position
-        may depend on those that `layout` allows, and on nothing else. `noise` is (rows,) or (rows,
-        positions), for a network that `uses_noise`; `cache` is for one whose config has a `cache_shape`.
+        `tokens` are ids (rows, positions) or vectors (rows, positions, width) from `embed`. A position
+        depends only on positions that `layout` allows it to see. `noise` is (rows,) or (rows, positions), for
+        a network with `uses_noise`. `cache` is for a network whose config has a `cache_shape`.
         """
 
     @abstractmethod
@@ -148,10 +151,11 @@ class Network(nn.Module, ABC):
     def cross_entropy(
         self, states: Tensor, targets: Tensor, weights: Tensor, *, excluded: int
     ) -> tuple[Tensor, Tensor]:
-        """Σ weight·(−log p(target)) over hidden states (n, width), and the terms without their gradients.
+        """Σ weight·(−log p(target)) over hidden states (n, width), and its terms, detached.
 
-        p leaves out the `excluded` token, which may be none of those that can be predicted. All logits exist
-        at once; a head that is one matrix has `weighted_cross_entropy`, which needs less memory.
+        p gives no probability to the `excluded` token, which may lie outside the vocabulary. This version
+        computes all logits at once. A head that is a single matrix can use `weighted_cross_entropy`, which
+        needs less memory.
         """
         check_targets(targets, self.vocab_size)
         logits = self.head(states)
@@ -159,7 +163,7 @@ class Network(nn.Module, ABC):
         is_excluded = torch.arange(logits.shape[-1], device=logits.device) == excluded
         logits = logits.masked_fill(is_excluded, -torch.inf)
         nats = logits.logsumexp(-1) - logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-        # A position that weighs nothing may have an impossible target, and 0·∞ is no number.
+        # A position of weight zero may have an impossible target, and 0·∞ is NaN.
         total = torch.where(weights == 0, 0.0, nats).mul(weights).sum()
         return total, nats.detach()
 
@@ -173,8 +177,9 @@ class Network(nn.Module, ABC):
         aim: Aim,
         excluded: int,
     ) -> DraftLoss:
-        """What drafts lose against the distributions of `verifying` states, both (n, width). All logits exist
-        at once; a head that is one matrix has `weighted_draft_loss`."""
+        """The loss of drafts against the distributions of the `verifying` states; both states are (n, width).
+        This version computes all logits at once. A head that is a single matrix can use
+        `weighted_draft_loss`."""
         check_targets(targets, self.vocab_size)
         return plain_draft_loss(
             self.head(states), self.head(verifying), targets, weights, aim=aim, excluded=excluded
@@ -184,46 +189,46 @@ class Network(nn.Module, ABC):
 
     @property
     def uses_noise(self) -> bool:
-        """Whether the output depends on the noise level given."""
+        """Whether the output depends on the noise level."""
         return self.config.told_noise
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return next(self.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the weights."""
+        """The data type of the weights."""
         return next(self.parameters()).dtype
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens it can predict."""
+        """How many tokens the network can predict."""
         return self.config.vocab_size
 
     # --- keys and values kept between passes ---
 
     @property
     def cache_shape(self) -> CacheShape | None:
-        """What it hands to a store; None where it keeps nothing."""
+        """The shape of the keys and values it puts into a store; None if it keeps none."""
         return self.config.cache_shape
 
     def new_cache(self, rows: int, *, segment: int, window: int | None = None) -> KVCache:
-        """A cache for passes of up to `segment` tokens that shows the last `window` positions of the text.
+        """A cache for passes of up to `segment` tokens. It shows the last `window` positions of the text.
 
-        The default window leaves room for the segment inside the trained context.
+        The default window leaves room for the segment within the trained context.
         """
         shape, context = self.cache_shape, self.config.context
         if shape is None:
             raise ValueError(
-                f"a network of kind {self.config.kind} keeps no keys and values: without a cache all of the "
-                "text is read in each pass (cache=False)"
+                f"a network of kind {self.config.kind} has no cache of keys and values: it reads the whole "
+                "text in each pass (cache=False)"
             )
         if window is None and segment >= context:
             raise ValueError(
                 f"segment must be below the context {context}, to leave room for the text before it, got "
-                f"{segment}; give a window to go past the context"
+                f"{segment}; set window to go past the context"
             )
         return KVCache(
             layers=shape.layers,
@@ -239,77 +244,78 @@ class Network(nn.Module, ABC):
     # --- what makes it faster, where it can ---
 
     def check_room(self, rows: int, positions: int) -> None:
-        """Refuse a pass whose activations cannot be held."""
+        """Refuse a pass whose activations do not fit in memory."""
         return None
 
     @property
     def recordable(self) -> bool:
-        """Whether its passes may be recorded as CUDA graphs: they never wait for the device, and read weights
-        and caches in place."""
+        """Whether its passes can be recorded as CUDA graphs: they never wait for the device, and they read
+        weights and caches in place."""
         return False
 
     @property
     def graph_key(self) -> object:
-        """What recorded passes depend on but for the rows they are over: as long as it stays equal, they are
-        kept from one batch of texts to the next. None keeps none."""
+        """What recorded passes depend on, apart from their rows. While it stays equal, recorded passes are
+        reused for the next batch of texts. None: they are not reused."""
         return None
 
     @property
     def can_compile(self) -> bool:
-        """Whether the two methods below do anything."""
+        """Whether `compile_layers` and `compile_trunk` do anything."""
         return False
 
     def compile_layers(self) -> None:
-        """Compile each of `sharded_layers` in place, which keeps the names of the parameters."""
+        """Compile each of `sharded_layers` in place. Parameter names stay the same."""
         return None
 
     def compile_trunk(self) -> None:
-        """Compile all of `forward` that can be."""
+        """Compile as much of `forward` as possible."""
         return None
 
     @property
     def can_recompute(self) -> bool:
-        """Whether the method below does anything."""
+        """Whether `recompute_layers` does anything."""
         return False
 
     def recompute_layers(self) -> None:
-        """Keep for the backward pass what goes into each layer, and compute the rest of it again there: less
-        memory, about a third more time, the same gradients."""
+        """Activation checkpointing: keep only the input of each layer and recompute the rest in the backward
+        pass. It needs less memory and about a third more time; the gradients are the same."""
         return None
 
     @property
     def sharded_layers(self) -> Sequence[nn.Module]:
-        """The parts that FSDP gathers one at a time, in their order; what is left is gathered as one."""
+        """The parts that FSDP gathers one at a time, in order. It gathers everything else as one unit."""
         return ()
 
     @property
     def idle_parameters(self) -> int:
-        """How many parameters a token meets in no product, such as embeddings that are looked up."""
+        """How many parameters take part in no matrix product, such as embeddings that are looked up."""
         return 0
 
     # --- what learns ---
 
     def learn_beside(self) -> None:
-        """Freeze all but what the network has beside its weights."""
-        raise ValueError(f"a network of kind {self.config.kind} has no additions that could learn alone")
+        """Freeze everything except the parts that learn next to frozen weights."""
+        raise ValueError(f"a network of kind {self.config.kind} has no additions to train on frozen weights")
 
     def merged(self) -> "Network":
-        """The same network with additions that apply everywhere put into its weights: one that only has
-        weights, which computes the same and is as fast as any. A network without such additions is itself."""
+        """The same network with its additions folded into the weights, if they apply at every position. The
+        result computes the same and is as fast as a network without additions. A network without additions of
+        this kind returns itself."""
         return self
 
     # --- first weights ---
 
     def start_as(self, initialisation: str) -> None:
-        """Draw the first weights in one of the ways of `config.initialisations`."""
+        """Draw the first weights in one of the ways that `config.initialisations` lists."""
         if initialisation not in self.config.initialisations[:1]:
             raise NotImplementedError(f"{type(self).__qualname__} lacks the initialisation {initialisation}")
 
     @property
     def may_lack(self) -> frozenset[str]:
-        """Parameters that weights to start from may lack; `fill_in` makes them of the others."""
+        """Parameters that a checkpoint may lack. `fill_in` makes them from the others."""
         return frozenset()
 
     def fill_in(self, names: Collection[str]) -> None:
-        """Set some of `may_lack`, all other parameters being set."""
+        """Set some parameters of `may_lack`, after all others are set."""
         return None

@@ -1,4 +1,4 @@
-"""Several texts in a row that do not see each other: any layout, and which text each token is of."""
+"""Packed rows: any layout applied to several texts in one row, which do not see each other."""
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -14,13 +14,14 @@ from bd3lm.models.layouts import MASK_GRANULARITY, Layout, Span
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class Packed(Layout):
-    """Another layout, within each of the texts that a row holds one after another.
+    """Another layout, applied separately to each of the texts that a row holds one after another.
 
-    A position may attend to another if the `inner` layout allows it and both are of one text. In each text
-    positions are counted from 0. So it is read as if it were alone, and for that it must begin where a block
-    does. `documents` (rows, length) has a number for the text of each token, which grows along a row.
+    A position may attend to another if the `inner` layout allows it and both belong to the same text.
+    Positions are counted from 0 in each text. So each text is read as if it were alone; for this it must
+    begin where a block begins. `documents` (rows, length) gives each token the number of its text, which
+    grows along a row.
 
-    It holds tensors, so it is equal to itself alone, and what is rendered of it is kept as long as it lives.
+    A `Packed` holds tensors, so it equals only itself, and its masks are kept for as long as it lives.
     """
 
     inner: Layout
@@ -35,21 +36,21 @@ class Packed(Layout):
     def _check(self) -> None:
         documents, unit = self.documents, self.inner.unit
         if unit is None:
-            raise ValueError(f"inner must be a layout of one text from its first token on, got {self.inner}")
+            raise ValueError(f"inner must be a layout for one text from its first token on, got {self.inner}")
         if documents.ndim != 2 or documents.shape[1] != self.length or documents.dtype != torch.long:
             raise ValueError(
                 f"documents must be an int64 tensor (rows, {self.length}), got {documents.dtype} of shape "
                 f"{tuple(documents.shape)}"
             )
-        if documents.device.type != "cpu":  # looking would stall the pass
+        if documents.device.type != "cpu":  # checking would stall the pass
             return
         if (documents[:, 1:] < documents[:, :-1]).any():
-            raise ValueError("documents must not fall along a row: a text is in one piece")
+            raise ValueError("documents must not decrease along a row: each text is one piece")
         begins = document_begins(documents).nonzero()
         if (wrong := begins[begins[:, 1] % unit != 0]).numel():
             row, place = wrong[0].tolist()
             raise ValueError(
-                f"documents must begin at multiples of {unit}, the size of a block, got one that begins at "
+                f"documents must begin at multiples of the block size {unit}, got one that begins at "
                 f"token {place} of row {row}"
             )
 
@@ -63,6 +64,7 @@ class Packed(Layout):
         return f"Packed({self.inner}, {self.rows} rows)"
 
     def to(self, device: torch.device | str) -> "Packed":
+        """The same layout with its tensors on a device."""
         documents = send(self.documents, device)
         return self if documents is self.documents else Packed(self.inner, documents)
 
@@ -87,7 +89,7 @@ class Packed(Layout):
         return None
 
     def allows(self, query: Tensor, key: Tensor) -> Tensor:
-        """As of any layout, with a dimension for the rows before the others."""
+        """As in any layout, with a leading dimension for the rows."""
         query, key = torch.broadcast_tensors(query, key)
         return self.inner.allows(query, key) & (self._owner[:, query] == self._owner[:, key])
 
@@ -95,7 +97,7 @@ class Packed(Layout):
         return self.inner.group_start(query)
 
     def text_positions(self, device: torch.device | str = "cpu") -> Tensor:
-        """(rows, size), from 0 on in each text."""
+        """(rows, size), counted from 0 in each text."""
         place = torch.arange(self.length, device=self.documents.device)
         starts = torch.where(document_begins(self.documents), place, 0).cummax(1).values
         within = (place - starts)[:, self.inner.text_positions(self.documents.device)]
@@ -115,10 +117,10 @@ class Packed(Layout):
         *,
         granularity: int = MASK_GRANULARITY,
     ) -> BlockMask:
-        """The rule as a FlexAttention block mask with a mask for each row.
+        """The rule as a FlexAttention block mask, with one mask per row.
 
-        No pair of positions is looked at, since every batch needs another: a square is empty where it is in
-        the inner layout's, or where its queries and its keys have no text in common.
+        Every batch needs a new mask, so we do not check pairs of positions. A square is empty if it is empty
+        in the inner layout's mask, or if its queries and its keys have no text in common.
         """
         of_rows = (queries or (0, self.size), torch.device(device), granularity)
         if of_rows not in self._block_masks:
@@ -128,8 +130,8 @@ class Packed(Layout):
     def _block_mask(self, queries: Span, device: torch.device, granularity: int) -> BlockMask:
         (start, stop), inner, owner = queries, self.inner, self._owner.to(device)
 
-        # Compiled graphs take the tensor as an input and everything else as it is: one graph serves all
-        # batches of a shape.
+        # A compiled graph takes the tensor as an input and everything else as a constant, so one graph serves
+        # all batches of a shape.
         def mask_mod(batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             same = owner[batch, query + start] == owner[batch, key]
             return inner.allows(query + start, key) & same
@@ -138,7 +140,7 @@ class Packed(Layout):
         first_q, last_q = (each.unsqueeze(2) for each in _tile_range(owner[:, start:stop], granularity))
         first_k, last_k = (each.unsqueeze(1) for each in _tile_range(owner, granularity))
         meet = (first_q <= last_k) & (first_k <= last_q)
-        alone = (first_q == last_k) & (first_k == last_q)  # all queries and all keys are of one text
+        alone = (first_q == last_k) & (first_k == last_q)  # all queries and all keys belong to one text
         return BlockMask.from_kv_blocks(
             *_ordered(meet & (partial | (full & ~alone))),
             *_ordered(full & alone),
@@ -149,7 +151,7 @@ class Packed(Layout):
 
     @cached_property
     def _owner(self) -> Tensor:
-        """Which text of its row each position of the pass is of, (rows, size) int32."""
+        """The text that each position of the pass belongs to, (rows, size) int32."""
         number = document_begins(self.documents).cumsum(1, dtype=torch.int32)
         return number[:, self.inner.text_positions(self.documents.device)]
 
@@ -159,8 +161,8 @@ class Packed(Layout):
 
 
 def packed(layout: Layout, documents: Tensor | None, device: torch.device | str) -> Layout:
-    """The layout within each of some documents, checked where these are and used on a device; the layout
-    itself where there are none."""
+    """The layout applied to each of some documents, which are checked on their own device and used on
+    `device`. Without documents, the layout itself."""
     return layout if documents is None else Packed(layout, documents).to(device)
 
 
@@ -173,7 +175,8 @@ def document_begins(documents: Tensor) -> Tensor:
 def _inner_tiles(
     layout: Layout, queries: Span, device: torch.device, granularity: int
 ) -> tuple[Tensor, Tensor]:
-    """Which squares of a layout's block mask are asked pair by pair and which are full, (tiles, tiles)."""
+    """Which squares of a layout's block mask need a check of each pair, and which are full: (tiles,
+    tiles)."""
     with torch.inference_mode(False):
         mask = layout.block_mask(queries, device, granularity=granularity)
         found = []
@@ -183,7 +186,7 @@ def _inner_tiles(
         ):
             if numbers is None or indices is None:
                 raise RuntimeError("a block mask without full squares")
-            # A row of indices names every square, first those that count.
+            # A row of indices lists every square; those that count come first.
             found.append((indices.argsort(-1) < numbers.unsqueeze(-1))[0, 0])
         return found[0], found[1]
 
@@ -198,7 +201,7 @@ def _tile_range(owner: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _ordered(squares: Tensor) -> tuple[Tensor, Tensor]:
-    """How many squares (rows, tiles, tiles) count in each row of tiles, and all of them, these first."""
+    """How many squares (rows, tiles, tiles) count in each row of tiles, and all squares, with those first."""
     numbers = squares.sum(-1, dtype=torch.int32)
     indices = squares.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
     return numbers.unsqueeze(1), indices.unsqueeze(1)

@@ -1,19 +1,19 @@
-"""How a network reads a text in blocks: one value for whatever trains, samples or measures it."""
+"""How a network reads a text in blocks: one value for training, sampling and measuring."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockReading:
-    """What a network is shown of a block, and of the text before it."""
+    """How a network reads a block and the text before it."""
 
     block_size: int
     mask_id: int
     causal_clean: bool = False
-    """Whether clean tokens attend causally rather than block-causally."""
+    """Clean tokens attend causally instead of block-causally."""
     previous_token: bool = False
-    """Whether a masked token is shown together with the token before it, be that of its block or of the text
-    before: much as a position of an autoregressive network begins."""
+    """Show each masked token together with the token before it, from its own block or from the text before.
+    An autoregressive network predicts a token at a position much like this one."""
 
     def __post_init__(self) -> None:
         if self.block_size < 1:
@@ -24,32 +24,33 @@ class BlockReading:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftReading:
-    """How a network reads masks behind a text, which draft what follows it; its causal law verifies them.
+    """How a network reads masks after a text in order to draft the next tokens. Its causal predictions verify
+    the drafts.
 
-    Places are counted from the first token after the text, which the causal law gives without a draft.
+    Places are counted from the first token after the text, which the causal prediction gives without a draft.
     """
 
     mask_id: int
     masks: int
-    """In a group."""
+    """Masks in a group."""
     shifted: bool
-    """Whether a mask predicts the token after its place, and not the one at it. A group that is not shifted
-    begins with a mask for place 1, so it drafts a token less than it has masks."""
+    """A mask predicts the token after its place instead of the token at its place. A group that is not
+    shifted begins with a mask for place 1, so it drafts one token less than it has masks."""
     adds: bool = False
-    """Whether the low-rank additions of the network apply to the masks."""
+    """Apply the network's low-rank additions at the masks."""
     previous_token: bool = False
-    """Whether a mask is shown as the mask plus the token before it."""
+    """Embed a mask as the mask plus the token before it."""
 
     def __post_init__(self) -> None:
         least = self.masks_for(1)
         if self.masks < least:
-            raise ValueError(f"masks must be at least {least}, so that a token is drafted, got {self.masks}")
+            raise ValueError(f"masks must be at least {least}, to draft at least one token, got {self.masks}")
 
     @property
     def places(self) -> range:
-        """Those that are drafted."""
+        """The places that are drafted."""
         return range(2, self.masks + 1 + self.shifted)
 
     def masks_for(self, drafts: int) -> int:
-        """How many masks a group needs to draft so many tokens."""
+        """How many masks a group needs to draft this many tokens."""
         return drafts if self.shifted or not drafts else drafts + 1

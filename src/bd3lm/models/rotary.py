@@ -1,8 +1,8 @@
 """Rotary positions in the half-split form, with angles computed in double precision.
 
-In float32 the angle at position 100,000 is off by thousandths of a radian in some dimensions; in float64 a
-key keeps its meaning however far the text has run, so a cache can drop old tokens without touching the
-keys it keeps.
+In float32 the angle at position 100,000 is off by thousandths of a radian in some dimensions. With float64 a
+key keeps its meaning however long the text is, so a cache can drop old tokens without touching the keys it
+keeps.
 """
 
 import math
@@ -19,16 +19,16 @@ Rotation = tuple[Tensor, Tensor]  # cosines and sines (..., positions, head_dim 
 
 
 class RotaryScaling(Kinded, ABC, family="rotary scaling"):
-    """How the angles of a network are slowed down that was stretched to a longer context."""
+    """How rotary angles are slowed down in a network stretched to a longer context."""
 
     @abstractmethod
     def scaled(self, frequencies: Tensor) -> Tensor:
-        """The angle of each pair from one position to the next, of what it was without."""
+        """The angle of each pair from one position to the next, given the angle without scaling."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearScaling(RotaryScaling):
-    """All angles divided by one number."""
+    """Divide all angles by one number."""
 
     kind = "linear"
 
@@ -43,10 +43,10 @@ class LinearScaling(RotaryScaling):
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3Scaling(RotaryScaling):
-    """Slow angles divided by a number, fast ones as they were, and a ramp between them (Llama 3.1).
+    """Divide slow angles by a number, keep fast ones, and ramp between them (Llama 3.1).
 
-    An angle is slow if it turns less than `low_freq_factor` times within the context before stretching, and
-    fast if it turns more than `high_freq_factor` times.
+    An angle is slow if it turns less than `low_freq_factor` times within the original context, and fast if it
+    turns more than `high_freq_factor` times.
     """
 
     kind = "llama3"
@@ -81,8 +81,8 @@ def _check_factor(factor: float) -> None:
 def frequencies(
     head_dim: int, *, base: float, scaling: RotaryScaling | None = None, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """base^(−2i/head_dim) for i = 0..head_dim/2 − 1, scaled: what the angles grow by from each position to
-    the next, in float64."""
+    """base^(−2i/head_dim) for i = 0..head_dim/2 − 1, scaled, in float64: how much each angle grows from one
+    position to the next."""
     exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.float64) / head_dim
     plain = base**-exponents
     return plain if scaling is None else scaling.scaled(plain)
@@ -96,7 +96,7 @@ def rotation(
     dtype: torch.dtype,
     scaling: RotaryScaling | None = None,
 ) -> Rotation:
-    """cos and sin of the angles at some positions, a number for each pair of a head."""
+    """cos and sin of the angles at some positions, one number for each pair of a head."""
     slopes = frequencies(head_dim, base=base, scaling=scaling, device=positions.device)
     angles = positions.unsqueeze(-1).double() * slopes
     return angles.cos().to(dtype), angles.sin().to(dtype)
@@ -107,22 +107,23 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     cos, sin = rotation
     first, second = x.to(cos.dtype).chunk(2, dim=-1)
     rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    # Not `rotated.to(x.dtype)` where that is itself: torch 2.11 compiles it to an output without a gradient.
+    # Return `rotated` itself if the dtype fits: torch 2.11 compiles `.to` there to an output without a
+    # gradient.
     return rotated if rotated.dtype == x.dtype else rotated.to(x.dtype)
 
 
 def rotated_parts(
     projected: Tensor, rotation: Rotation, heads: int, kv_heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries (rows, positions, heads, head_dim) and keys, rotated, and values (.., kv_heads, head_dim) of a
-    joint projection.
+    """Split a joint projection into rotated queries (rows, positions, heads, head_dim), rotated keys and
+    values (.., kv_heads, head_dim).
 
     `rotation` has a dimension for the heads.
     """
     same_in_every_row = rotation[0].ndim == 3
     if (
         torch.compiler.is_compiling()
-        and projected.is_cuda  # where compiling needs Triton too
+        and projected.is_cuda  # where compiling needs Triton anyway
         and same_in_every_row
         and projected.dtype != torch.float64
     ):
@@ -132,7 +133,8 @@ def rotated_parts(
 
 
 def split_heads(projected: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries (.., heads, head_dim), keys and values (.., kv_heads, head_dim) of a joint projection."""
+    """Split a joint projection into queries (.., heads, head_dim), keys and values (.., kv_heads,
+    head_dim)."""
     parts = projected.unflatten(-1, (heads + 2 * kv_heads, -1))
     query, key, value = parts.split((heads, kv_heads, kv_heads), dim=-2)
     return query, key, value
@@ -146,7 +148,7 @@ def _rotated_parts(
 
 
 class _Joined(torch.autograd.Function):
-    """The same; its gradient is rotated back and put together by one kernel."""
+    """`_rotated_parts`, with one kernel that rotates the gradient back and joins its parts."""
 
     @staticmethod
     def forward(
@@ -159,7 +161,7 @@ class _Joined(torch.autograd.Function):
     def backward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor
     ) -> tuple[Tensor, None, None, None, None]:
-        from bd3lm.models.kernels.rotary import joined_gradient  # elsewhere there may be no Triton
+        from bd3lm.models.kernels.rotary import joined_gradient  # there may be no Triton on other machines
 
         cos, sin = (angle.squeeze(-2).contiguous() for angle in ctx.saved_tensors)
         return joined_gradient(query, key, value, cos, sin), None, None, None, None

@@ -1,9 +1,9 @@
-"""The decoder: token ids in, hidden states or logits out. Knows no diffusion.
+"""The decoder: token ids in, hidden states or logits out. It knows nothing about diffusion.
 
-By default it is the paper's transformer (Suppl. C.2): pre-norm layers whose norms have no biases, rotary
+By default it is the paper's transformer (Suppl. C.2): pre-norm layers without biases in the norms, rotary
 positions, tanh GELU, residual dropout, and optionally adaptive layer norms conditioned on a noise level.
-Fields of its config make it a Llama- or Qwen-type network. The output head is a method of its own, so that a
-caller may compute logits for just the positions it needs.
+Config fields turn it into a Llama- or Qwen-type network. The output head is a separate method, so a caller
+computes logits only for the positions it needs.
 """
 
 import math
@@ -35,7 +35,7 @@ _GELU_SLOPE = 2.0 * math.sqrt(2.0 / math.pi)
 
 
 class Transformer(Network):
-    """A stack of layers under a layout; `forward` gives final hidden states, `head` gives logits."""
+    """A stack of decoder layers. `forward` returns final hidden states, `head` turns them into logits."""
 
     config: TransformerConfig
 
@@ -58,7 +58,8 @@ class Transformer(Network):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """GPT-2's initialisation: residual branches shrink with depth; adaptive norms start as plain ones."""
+        """GPT-2's initialization: residual branches shrink with depth. Adaptive norms start as plain
+        norms."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=_INIT_STD)
@@ -80,13 +81,14 @@ class Transformer(Network):
             nn.init.zeros_(self.final_modulation.weight)
 
     def start_as_identity(self) -> None:
-        """Another initialisation: no residual branch adds anything yet, and tokens are far apart.
+        """Initialize so that no residual branch adds anything yet and token vectors are far apart.
 
-        The first logits at a position are those of its token alone, and what a branch is made of has unit
-        variance. Masked positions all look alike, and from GPT-2's small weights a network takes hundreds of
-        steps to notice what is around them (docs/decisions.md).
+        The first logits at a position depend on its token alone, and the inputs of each branch have unit
+        variance. Masked positions all look alike: from GPT-2's small weights a network needs hundreds of
+        steps to notice their surroundings (docs/decisions.md).
         """
-        # Tied, it is the head too, where a token's own logit is width · std: √width, and not width.
+        # If tied, the embedding is also the head. A token's own logit is width · std: √width instead of
+        # width.
         std = self.config.hidden**-0.5 if self.config.tied else 1.0
         nn.init.normal_(self.embedding.weight, std=std)
         if self.mask_vector is not None:
@@ -101,12 +103,12 @@ class Transformer(Network):
             super().start_as(initialisation)
 
     def _is_beside(self, name: str) -> bool:
-        """Whether a parameter is none of the weights that a checkpoint without masks has."""
+        """Whether a parameter is missing from a checkpoint without masks and additions."""
         return name == "mask_vector" or ".additions." in name
 
     def learn_beside(self) -> None:
-        """The mask's vector learns whether it is new or not: it is one vector, and a run that is resumed need
-        not know how it began."""
+        """The mask vector learns even if it is not new: it is a single vector, and a resumed run need not
+        know how it began."""
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(self._is_beside(name))
 
@@ -122,7 +124,7 @@ class Transformer(Network):
                     weight = getattr(layer, name).weight
                     weights[f"layers.{index}.{name}.weight"] = cast("Addition", addition).merged(weight)
         plain.load_state_dict(weights, assign=True)
-        if self.config.tied:  # assigning made two parameters of one
+        if self.config.tied:  # the assignment split one parameter into two
             plain.output.weight = plain.embedding.weight
         plain.attention_backend = self.attention_backend
         return plain.train(self.training)
@@ -132,7 +134,8 @@ class Transformer(Network):
         return frozenset(name for name, _ in self.named_parameters() if self._is_beside(name))
 
     def fill_in(self, names: Collection[str]) -> None:
-        """The mask begins as the mean of all tokens, which says nothing special; additions stay fresh."""
+        """Initialize a new mask vector as the mean of all token vectors. Additions keep their fresh
+        values."""
         if self.mask_vector is not None and "mask_vector" in names:
             with torch.no_grad():
                 self.mask_vector.copy_(self.embedding.weight.mean(0, dtype=torch.float32))
@@ -146,7 +149,7 @@ class Transformer(Network):
             layer.compile(backend=compiler)
 
     def compile_trunk(self) -> None:
-        """Compile all layers as one graph, for each shape and layout that is met."""
+        """Compile all layers as one graph for each shape and layout."""
         allow_many_graphs()
         self._trunk = torch.compile(self._run_trunk, dynamic=False, backend=compiler)
 
@@ -155,7 +158,7 @@ class Transformer(Network):
         return True
 
     def recompute_layers(self) -> None:
-        for layer in self._layers:  # inside of what an engine hangs on it, which gathers its weights
+        for layer in self._layers:  # inside any wrapper of the engine, which gathers the weights
             layer.forward = partial(_computed_twice, layer)  # type: ignore[method-assign]
 
     @property
@@ -176,8 +179,8 @@ class Transformer(Network):
 
     @property
     def graph_key(self) -> object:
-        """Where the weights are, and the kernels. Weights are read in place, except by adaptive norms, which
-        are computed once per cache, and by additions, which are merged into weights beside the network's."""
+        """The addresses of the weights, and the kernels. Passes read weights in place, with two exceptions:
+        adaptive norms are computed once per cache, and additions are merged into copies of the weights."""
         if self.config.adaln:
             return None
         merged = self.weights_key if self.config.additions else None
@@ -185,8 +188,8 @@ class Transformer(Network):
 
     @property
     def weights_key(self) -> object:
-        """What is another one after a change of the weights: where they are, torch's counts of changes, which
-        fused optimizers bypass, and how often training has begun."""
+        """A key that changes when the weights change: their addresses, torch's counts of changes (which fused
+        optimizers bypass), and how often training has begun."""
         counts = [(x.data_ptr(), 0 if x.is_inference() else x._version) for x in self.parameters()]
         return self._trainings, counts
 
@@ -203,24 +206,25 @@ class Transformer(Network):
         return self.embedding.weight.dtype
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """The vectors (..., width) that stand for token ids (...), or for mixtures of tokens.
+        """The vectors (..., width) of token ids (...), or of mixtures of tokens.
 
-        A mixture is given by its probabilities (..., vocabulary): the mean of the vectors of its tokens.
+        A mixture is given by its probabilities (..., vocabulary). Its vector is the mean of the token
+        vectors.
         """
         if not tokens.is_floating_point():
             self._check_ids(tokens)
             return self._vectors(tokens)
         if tokens.shape[-1] != self.vocab_size:
             raise ValueError(
-                f"probabilities must have {self.vocab_size} entries, as the vocabulary, got "
+                f"probabilities must have {self.vocab_size} entries, one per token of the vocabulary, got "
                 f"{tuple(tokens.shape)}"
             )
         weight = self.embedding.weight
-        # Mixed precision multiplies in half precision, but the residual stream stays as it is for ids.
+        # Mixed precision multiplies in half precision; the residual stream keeps the dtype it has for ids.
         return (tokens.to(weight.dtype) @ weight).to(weight.dtype)
 
     def _vectors(self, tokens: Tensor) -> Tensor:
-        """Those of token ids, which are not looked at."""
+        """The vectors of token ids, which are not checked."""
         if self.mask_vector is None:
             embedded: Tensor = self.embedding(tokens)
             return embedded
@@ -238,8 +242,8 @@ class Transformer(Network):
     ) -> Tensor:
         """Hidden states (rows, read positions, width) of the positions that `layout` reads.
 
-        `tokens` are ids (rows, positions), or what `embed` made of some, (rows, positions, width). `noise`
-        is (rows,) or (rows, positions); it is required when `time_conditioning` is on and ignored otherwise.
+        `tokens` are ids (rows, positions) or vectors (rows, positions, width) from `embed`. `noise` is
+        (rows,) or (rows, positions); it is required if `time_conditioning` is on, and ignored otherwise.
         """
         self._check(tokens)
         self.check_room(*tokens.shape[:2])
@@ -260,7 +264,7 @@ class Transformer(Network):
         return self._trunk(x, rope, mask, last_mask, store, read, adding, conditioning, self._dropout_seeds())
 
     def to_stream(self, tokens: Tensor) -> Tensor:
-        """What the first layer reads of checked ids, or of vectors that stand for them."""
+        """The input of the first layer, for checked ids or embedded tokens."""
         return tokens if tokens.is_floating_point() else self._vectors(tokens)
 
     def _run_trunk(
@@ -275,7 +279,7 @@ class Transformer(Network):
         conditioning: Tensor | None,
         seeds: "Sequence[Tensor]",
     ) -> Tensor:
-        """All layers and the last norm: what is compiled as one graph."""
+        """All layers and the last norm: the part that is compiled as one graph."""
         every = (0, x.shape[1])
         for index, layer in enumerate(self._layers):
             last = index == len(self._layers) - 1
@@ -296,7 +300,7 @@ class Transformer(Network):
         return _modulate(x, *self.final_modulation(_at(conditioning, read)).chunk(2, dim=-1))
 
     def _dropout_seeds(self) -> "Sequence[Tensor]":
-        """Two for each layer, drawn outside the compiled trunk; none where nothing is dropped."""
+        """Two seeds per layer, drawn outside the compiled trunk; none if there is no dropout."""
         if not self.training or self.config.dropout == 0.0:
             return ()
         return draw_seeds(2 * len(self._layers), self.device)
@@ -304,8 +308,8 @@ class Transformer(Network):
     def head(self, states: Tensor) -> Tensor:
         """Logits over the vocabulary.
 
-        Without gradients, those of half-precision weights are in float32 where the device can: a bfloat16
-        logit of 10 is off by up to 0.03, which is a few percent of a probability.
+        Without gradients, the logits of half-precision weights are float32 on devices that support it: a
+        bfloat16 logit of 10 is off by up to 0.03, which is a few percent of a probability.
         """
         weight, bias = self.output.weight, self.output.bias
         same_half = weight.dtype.itemsize == 2 and states.dtype == weight.dtype
@@ -319,9 +323,9 @@ class Transformer(Network):
     def cross_entropy(
         self, states: Tensor, targets: Tensor, weights: Tensor, *, excluded: int
     ) -> tuple[Tensor, Tensor]:
-        """Σ weight·(−log p(target)) over hidden states (n, width), and the terms without their gradients.
+        """Σ weight·(−log p(target)) over hidden states (n, width), and its terms, detached.
 
-        p leaves out the `excluded` token. The logits of all positions never exist at once.
+        p gives no probability to the `excluded` token. The logits of all positions never exist at once.
         """
         return weighted_cross_entropy(
             states, self.output.weight, self.output.bias, targets, weights, excluded=excluded
@@ -337,7 +341,8 @@ class Transformer(Network):
         aim: Aim,
         excluded: int,
     ) -> DraftLoss:
-        """What drafts lose against the distributions of `verifying` states, both (n, width)."""
+        """The loss of drafts against the distributions of the `verifying` states; both states are (n,
+        width)."""
         return weighted_draft_loss(
             states,
             verifying,
@@ -378,10 +383,11 @@ class Transformer(Network):
         return embedded.unsqueeze(1) if noise.ndim == 1 else embedded
 
     def check_room(self, rows: int, positions: int) -> None:
-        """Refuse a pass whose activations cannot be held: a config.json may say any context."""
+        """Refuse a pass whose activations do not fit in memory: a config.json may claim any context."""
         weight = self.embedding.weight
         itemsize = 2 if torch.is_autocast_enabled(weight.device.type) else weight.itemsize
-        # Beside the stream there are once its norm, queries, keys and values, and once the MLP's.
+        # Next to the stream, memory holds its norm, queries, keys and values once, and the MLP's activations
+        # once.
         config = self.config
         width = config.hidden + max(config.hidden + config.qkv_width, config.mlp_in_width)
         require_room(
@@ -405,7 +411,7 @@ class Transformer(Network):
         self._check_ids(tokens)
 
     def _check_ids(self, tokens: Tensor) -> None:
-        # On an accelerator looking at the values would stall every pass; there the embedding itself traps.
+        # On an accelerator, checking the values would stall every pass; there the embedding itself traps.
         if tokens.device.type == "cpu" and tokens.numel() and not torch.compiler.is_compiling():
             low, high = int(tokens.min()), int(tokens.max())
             most = self.config.input_vocab_size - 1
@@ -422,10 +428,10 @@ def _computed_twice(
     index: int,
     *rest: Any,
 ) -> Tensor:
-    """A layer that keeps its input alone for the backward pass, which computes the rest again.
+    """A layer that keeps only its input for the backward pass, and recomputes the rest there.
 
-    Nothing is drawn inside, since seeds are handed in, so both times give the same bits. A tape takes keys
-    and values from out here, once: they stay, since a later pass attends to them. A ring of keys and values
+    Seeds are passed in and nothing is drawn inside, so both runs give the same bits. Out here a tape takes
+    keys and values once: they stay in memory, because a later pass attends to them. A ring of keys and values
     is written in place, and nothing is learned through it.
     """
     if not torch.is_grad_enabled() or isinstance(store, KVCache):
@@ -479,10 +485,11 @@ class Layer(nn.Module):
             self.mlp_out.weight.mul_(factor)
 
     def close_residuals(self) -> None:
-        """Nothing is added to the stream; keys, values and the MLP have unit variance, attention is even."""
+        """Make residual branches add nothing: keys, values and the MLP have unit variance, attention is
+        uniform."""
         for module in (self.qkv, self.mlp_in):
             nn.init.normal_(module.weight, std=module.in_features**-0.5)
-        nn.init.zeros_(self.qkv.weight[: self.attention_out.in_features])  # the queries
+        nn.init.zeros_(self.qkv.weight[: self.attention_out.in_features])  # the rows of the queries
         nn.init.zeros_(self.attention_out.weight)
         nn.init.zeros_(self.mlp_out.weight)
 
@@ -498,14 +505,14 @@ class Layer(nn.Module):
         conditioning: Tensor | None,
         seeds: "Sequence[Tensor]",
     ) -> Tensor:
-        """The residual stream at the positions in `read`; all positions give keys and values. Additions apply
-        at the positions in `adding`."""
+        """The residual stream at the positions in `read`. All positions produce keys and values. Additions
+        apply at the positions in `adding`."""
         shift, scale, *after = self._modulations(conditioning)
         normed = _modulate(self.attention_norm(x), shift, scale)
         query, key, value = self._project(normed, rope, read, adding)
         key, value = store.extend(index, key, value)
         x = x[:, slice(*read)]
-        if not x.shape[1]:  # a pass that only fills a store
+        if not x.shape[1]:  # this pass only fills a store
             return x
         gate, shift, scale, gate_mlp = (_at(m, read) for m in after)
         seed, seed_mlp = seeds or (None, None)
@@ -520,7 +527,7 @@ class Layer(nn.Module):
         return cast("Addition", self.additions[name]) if name in self.additions else None
 
     def _linear(self, name: str, x: Tensor, adding: Span) -> Tensor:
-        """One of the linear layers, and what is added to it at some positions."""
+        """One of the linear layers, with its addition at some positions."""
         return added(getattr(self, name)(x), x, self._addition(name), adding)
 
     def _modulations(self, conditioning: Tensor | None) -> "Sequence[Tensor | None]":
@@ -538,7 +545,7 @@ class Layer(nn.Module):
     def _project(
         self, normed: Tensor, rope: Rotation, read: Span, adding: Span
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries of the positions that are read, rotated keys and values of all."""
+        """Rotated queries of the positions that are read; rotated keys, and values, of all positions."""
         if read == (0, normed.shape[1]) and self.query_norm is None:
             projected = self._linear("qkv", normed, adding)
             query, key, value = rotated_parts(projected, rope, self.heads, self.kv_heads)
@@ -547,7 +554,8 @@ class Layer(nn.Module):
             if self.query_norm is not None and self.key_norm is not None:
                 query, key = self.query_norm(query), self.key_norm(key)
             query, key = rotate(query, query_rope), rotate(key, rope)
-        # Heads stay innermost in memory, as the projection wrote them: nothing is moved, here or backwards.
+        # Heads stay innermost in memory, as the projection wrote them, so nothing is moved in either
+        # direction.
         return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
     def _projected(
@@ -573,7 +581,8 @@ class Layer(nn.Module):
 
 
 class NoiseEmbedding(nn.Module):
-    """A noise level as a conditioning vector: sinusoids, then two linear layers, each followed by SiLU."""
+    """Embed a noise level as a conditioning vector: sinusoids, then two linear layers, each followed by
+    SiLU."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -599,7 +608,7 @@ def _modulate(x: Tensor, shift: Tensor | None, scale: Tensor | None) -> Tensor:
 
 
 def _gelu(x: Tensor) -> Tensor:
-    """GELU in its tanh form, x · (1 + tanh z)/2; compiled as x · sigmoid(2z): the same, and cheaper."""
+    """GELU in its tanh form, x · (1 + tanh z)/2. When compiled, x · sigmoid(2z): the same, but cheaper."""
     if not torch.compiler.is_compiling():
         return F.gelu(x, approximate="tanh")
     z = x.float()
@@ -611,7 +620,7 @@ def _gated(x: Tensor, gate: Tensor | None) -> Tensor:
 
 
 def _at(modulation: Tensor | None, read: Span) -> Tensor | None:
-    """The modulation of the positions that are read; one that is the same for all positions stays."""
+    """The modulation of the positions that are read. A modulation shared by all positions stays as it is."""
     if modulation is None or modulation.shape[1] == 1:
         return modulation
     return modulation[:, slice(*read)]

@@ -1,6 +1,6 @@
-"""Training: the loop, the engine under it, checkpoints, and who watches.
+"""Training: the loop, the distributed engine, checkpoints, progress and trackers.
 
-Settings can be read and checked without torch: what brings it is imported when it is used.
+Settings can be read and checked without torch: modules that need torch load on first use.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Who always watches a run: a CSV file, and a progress bar on a terminal."""
+"""The callbacks that every run has: a CSV file, and a progress bar on a terminal."""
 
 import csv
 import io
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bd3lm.training.log_window import Metrics
     from bd3lm.training.trainer import Trainer
 
-# Dense bf16 matrix rates by the vendors' data sheets, for model-FLOP utilisation.
+# Dense bf16 matrix rates from the vendors' data sheets, for model FLOP utilization.
 _PEAK_FLOPS = {
     "H200": 989e12,
     "H100": 989e12,
@@ -31,11 +31,12 @@ _PEAK_FLOPS = {
     "3090": 71e12,
 }
 
-_SILENCE = (10.0, 3600.0)  # seconds between lines off a terminal: at least and, but for slow steps, at most
+_SILENCE = (10.0, 3600.0)  # seconds between lines without a terminal: least, most
 
 
 class CsvLog:
-    """One row a log entry, columns as they come; a resumed run drops the rows after its checkpoint."""
+    """One row per log entry; columns are added as they appear. A resumed run drops the rows after its
+    checkpoint."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -43,7 +44,7 @@ class CsvLog:
 
     def on_start(self, trainer: "Trainer") -> None:
         if trainer.engine.is_main:
-            # A step whose validation is due is logged after it, perhaps for the second time.
+            # A step with a pending validation is logged after the validation, perhaps for the second time.
             last = trainer.step - trainer.validation_due
             kept = self.rows() if self._path.exists() else []
             self._rewrite([row for row in kept if int(row["step"]) <= last])
@@ -53,7 +54,7 @@ class CsvLog:
             return
         row = {"step": str(trainer.step), "tokens": str(trainer.tokens_seen)}
         row |= {name: format(value, ".9g") for name, value in metrics.items()}
-        if not set(row) <= set(self._columns):  # a first row, or the first with a validation in it
+        if not set(row) <= set(self._columns):  # the first row, or the first row with a validation
             self._rewrite([*self.rows(), row])
             return
         with self._path.open("a", newline="", encoding="utf-8") as file:
@@ -63,9 +64,9 @@ class CsvLog:
         pass
 
     def rows(self) -> list[dict[str, str]]:
-        """The rows of the file, without a last one that a crash tore."""
-        if not self._path.is_file():  # to open a pipe is to wait for its writer
-            raise ValueError(f"{self._path} must be the log of a training run, and is no regular file")
+        """The rows of the file. A last row that a crash cut short is left out."""
+        if not self._path.is_file():  # opening a pipe would wait for its writer
+            raise ValueError(f"{self._path} must be the log of a training run, but is not a regular file")
         text = self._path.read_bytes().decode("utf-8", errors="replace").replace("\0", "")
         lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
         try:
@@ -76,7 +77,7 @@ class CsvLog:
         return [row for row in rows if row.get("step", "").isdecimal()]
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
-        """Write the whole file again; a crash leaves the old one."""
+        """Rewrite the whole file; a crash leaves the old one."""
         self._columns = list(dict.fromkeys(name for row in rows for name in row))
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, self._columns)
@@ -86,7 +87,7 @@ class CsvLog:
 
 
 class _Steps(Progress):
-    """A bar that shows each step as it is done, however rarely it is told something new."""
+    """A bar that shows each step as soon as it is done, however rarely the figures change."""
 
     def __init__(self, trainer: "Trainer", *columns: ProgressColumn, **options: Any) -> None:
         self.trainer = trainer
@@ -99,7 +100,8 @@ class _Steps(Progress):
 
 
 class ProgressBar:
-    """Steps, loss, speed and time left, on a terminal; elsewhere a line at validations, and now and then."""
+    """Steps, loss, speed and remaining time on a terminal. Elsewhere it prints a line at validations and from
+    time to time."""
 
     def __init__(self, console: Console | None = None, *, description: str = "training") -> None:
         self._console = console or Console()
@@ -142,7 +144,7 @@ class ProgressBar:
             self._console.print(f"{self._description}: {where}, {figures}", soft_wrap=True)
 
     def _is_silent(self) -> bool:
-        """Whether it is time for a line: soon at first, and the later, the more rarely."""
+        """Whether it is time to print a line: often at first, less and less often later."""
         now = time.perf_counter()
         shortest, longest = _SILENCE
         return now - self._said >= min(max((now - self._began) / 10, shortest), longest)
@@ -154,7 +156,7 @@ class ProgressBar:
 
 
 def describe(trainer: "Trainer", metrics: "Metrics") -> str:
-    """A log entry in a line. A training loss that is no bound says so."""
+    """A log entry as one line. It marks a training loss that is not a bound."""
     parts = []
     if "train_nats" in metrics:
         label = "loss" if trainer.objective.bounds(trainer.network) else "loss (no bound)"
@@ -174,19 +176,18 @@ def describe(trainer: "Trainer", metrics: "Metrics") -> str:
 
 
 def _validates_exactly(trainer: "Trainer") -> bool:
-    """Whether the perplexity of the held-out text is that of the likelihood, which nothing is drawn for."""
+    """Whether the perplexity of the held-out text is exact, with nothing drawn at random."""
     judges = [each.objective for each in trainer.validators if isinstance(each, LikelihoodValidator)]
     return all(judge.is_exact(trainer.network) for judge in judges) and bool(judges)
 
 
 def model_flop_utilisation(trainer: "Trainer", tokens_per_second: float) -> float | None:
-    """6 FLOPs a parameter and text token against the devices' data sheets.
+    """Model FLOP utilization (MFU): 6 FLOPs per parameter and text token, relative to the devices' data
+    sheets.
 
-    The parameters of looked-up embeddings are in no product and do not count; where they are the head's too,
-    they do.
-
-    None on devices that are not known. Work on the clean half and in attention is not counted: this is the
-    rate at which text is learned from.
+    Embeddings that are only looked up do not count, because no product uses them; embeddings that are also
+    the head do count. Work on the clean half and in attention does not count: this is the rate at which the
+    run learns from text. None on devices without a known rate.
     """
     if trainer.engine.device.type != "cuda":
         return None

@@ -1,13 +1,13 @@
-"""A run's checkpoints: complete or not there, checked before they are believed, the last and the best kept.
+"""A run's checkpoints: complete or absent, checked before use. The store keeps the last and the best.
 
     step-00001234/
       state.json                              the run's state, and what is in which file, with digests
-      tensors.safetensors                     or, where parameters are sharded, one file a process:
+      tensors.safetensors                     or, for sharded parameters, one file per process:
       tensors-00000-of-00002.safetensors
 
-A checkpoint is written under another name, forced to disk and renamed, so that a run that is killed at any
-moment leaves only complete ones behind, and litter that the next save sweeps up. All processes of a run must
-see the same folder; what goes wrong for one is told to all.
+A checkpoint is written under another name, forced to disk and renamed. A run that is killed at any moment
+therefore leaves only complete checkpoints, and leftovers that the next save removes. All processes of a run
+must see the same folder. An error in one process is reported to all.
 """
 
 import errno
@@ -40,7 +40,7 @@ Groups = Mapping[str, Mapping[str, Tensor]]
 
 
 class CheckpointStore:
-    """A folder of checkpoints: the last few, and the best few by score (lower is better)."""
+    """A folder of checkpoints. It keeps the last few, and the best few by score (lower is better)."""
 
     def __init__(self, folder: Path | str, *, keep_last: int = 2, keep_best: int = 1) -> None:
         if keep_last < 1:
@@ -51,11 +51,11 @@ class CheckpointStore:
         self.keep_last, self.keep_best = keep_last, keep_best
 
     def steps(self) -> list[int]:
-        """The steps that have a checkpoint, ascending; damaged ones are not told apart."""
+        """The steps that have a checkpoint, intact or damaged, in ascending order."""
         return sorted(self._found())
 
     def latest(self) -> int | None:
-        """The step of the newest checkpoint, or None when there is none."""
+        """The step of the newest checkpoint, or None if there is none."""
         return max(self._found(), default=None)
 
     def save(
@@ -67,11 +67,11 @@ class CheckpointStore:
         engine: Engine,
         score: float | None = None,
     ) -> Path:
-        """Write a checkpoint, then remove those that are not to be kept. Every process must call it.
+        """Write a checkpoint, then remove the ones that should not be kept. Every process must call this.
 
-        `state` is JSON and comes back as JSON gives it: tuples as lists, keys as strings. A checkpoint of
-        the same step is replaced. Where one process cannot write, all raise the same OSError, and the
-        checkpoints that were there still are.
+        `state` must be JSON and comes back as JSON returns it: tuples as lists, keys as strings. An existing
+        checkpoint of the same step is replaced. If one process cannot write, all processes raise the same
+        OSError, and the existing checkpoints remain.
         """
         if step < 0:
             raise ValueError(f"step must not be negative, got {step}")
@@ -108,14 +108,14 @@ class CheckpointStore:
         required: bool = True,
         check_state: Callable[[int, dict[str, Any]], object] = lambda step, state: None,
     ) -> dict[str, Any] | None:
-        """Fill tensors in place from the newest intact checkpoint, or that of `step`; returns its state.
+        """Fill tensors in place from the newest intact checkpoint, or from that of `step`. Returns its state.
 
-        The groups asked for must match the stored ones name by name; other groups are not read. A damaged
-        checkpoint is skipped, with a warning, for the one before it. Without `required` a folder that
-        holds no checkpoint gives None; one that holds only damaged ones is an error all the same, lest a
-        run silently start again. Nothing is filled in before everything was checked, by `check_state` too,
-        which is given the step and raises `Damaged` for a state that nothing can go on from. Every process
-        must call it.
+        The requested groups must match the stored ones name by name; other groups are not read. A damaged
+        checkpoint is skipped, with a warning, in favor of the one before it. Without `required`, a folder
+        without checkpoints returns None. A folder with only damaged checkpoints is always an error: otherwise
+        the run would silently start over. Nothing is filled before everything is checked, including by
+        `check_state`, which gets the step and the state and raises `Damaged` if no run can continue from it.
+        Every process must call this.
         """
         named = _named(tensors)
         found: list[int] = json.loads(engine.broadcast_text(json.dumps(self.steps())))
@@ -144,7 +144,8 @@ class CheckpointStore:
         )
 
     def _found(self) -> dict[int, Path]:
-        """Step to folder. One that was set aside to be replaced counts while its place is empty."""
+        """Each step with its folder. A checkpoint set aside for replacement counts while its place is
+        empty."""
         found: dict[int, Path] = {}
         for prefix in ("old-step-", "step-"):
             for path in self.folder.glob(f"{prefix}*"):
@@ -154,7 +155,8 @@ class CheckpointStore:
         return found
 
     def sweep_up(self) -> None:
-        """Remove what an interrupted save left, and put back what it had set aside; for the one writer."""
+        """Remove what an interrupted save left behind, and restore what it had set aside. For the one writing
+        process."""
         for path in self.folder.glob("tmp-*"):
             shutil.rmtree(path, ignore_errors=True)
         for path in self.folder.glob("old-step-*"):
@@ -165,7 +167,7 @@ class CheckpointStore:
                 path.rename(place)
 
     def _begin(self, draft: Path) -> None:
-        """Start a draft, where nothing is in its way."""
+        """Start a draft in an empty place."""
         if not self.folder.exists():
             self.folder.mkdir(parents=True)
             sync_folder(self.folder.parent)
@@ -174,7 +176,7 @@ class CheckpointStore:
 
     def _put_in_place(self, draft: Path, final: Path) -> None:
         aside = self.folder / f"old-{final.name}"
-        if final.exists():  # a folder cannot be renamed over another; `_found` covers the moment between
+        if final.exists():  # a folder cannot be renamed over another; `_found` covers the moment in between
             final.rename(aside)
         draft.rename(final)
         sync_folder(self.folder)
@@ -182,9 +184,9 @@ class CheckpointStore:
             self._discard(aside)
 
     def _rotate(self, newest: int) -> None:
-        """Remove what is neither among the last nor among the best.
+        """Remove checkpoints that are neither among the last nor among the best.
 
-        Checkpoints of later steps are left alone: a run that went back must not destroy another's work.
+        Checkpoints of later steps stay: a run that went back must not destroy another run's work.
         """
         found = {step: path for step, path in sorted(self._found().items()) if step <= newest}
         scores = {step: _score(path) for step, path in found.items()}
@@ -194,7 +196,8 @@ class CheckpointStore:
             self._discard(found[step])
 
     def _discard(self, path: Path) -> None:
-        """Remove a checkpoint so that nobody sees it half removed; one that resists costs only space."""
+        """Remove a checkpoint so that nobody sees it half removed. If the removal fails, it only costs
+        space."""
         litter = self.folder / f"tmp-removed-{path.name}"
         try:
             path.rename(litter)
@@ -208,14 +211,14 @@ def optimizer_groups(
 ) -> dict[str, dict[str, Tensor]]:
     """AdamW's state as groups of named tensors: "exp_avg", "exp_avg_sq" and "optimizer_step".
 
-    They are the optimizer's own: to restore it, have `CheckpointStore.load_into` fill them. An optimizer
-    that has not stepped yet first gets the zeros it would itself begin with.
+    These are the optimizer's own tensors: to restore it, let `CheckpointStore.load_into` fill them. An
+    optimizer that has not stepped yet first gets the zeros it would start with.
     """
     groups: dict[str, dict[str, Tensor]] = {"exp_avg": {}, "exp_avg_sq": {}, "optimizer_step": {}}
     settings = {id(member): group for group in optimizer.param_groups for member in group["params"]}
     for name, parameter in parameters.items():
         if id(parameter) not in settings:
-            raise ValueError(f"parameters must be the optimizer's, and {name!r} is not")
+            raise ValueError(f"parameters must be the optimizer's own, but {name!r} is not")
         group = settings[id(parameter)]
         state = optimizer.state[parameter]
         if not state:
@@ -253,7 +256,7 @@ def _as_json(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _score(folder: Path) -> float | None:
-    """The score of a checkpoint; None where it has none, or none that can be read or compared."""
+    """The score of a checkpoint; None if it has no score that can be read and compared."""
     try:
         score = read_index(folder).score
     except ValueError:
@@ -264,7 +267,7 @@ def _score(folder: Path) -> float | None:
 def _problem(
     folder: Path, engine: Engine, check_state: Callable[[int, dict[str, Any]], object]
 ) -> str | None:
-    """What is wrong with a checkpoint, the same answer on every process; each checks some of the files."""
+    """What is wrong with a checkpoint. Each process checks some of the files, and all get the same answer."""
 
     def look() -> str | None:
         try:
@@ -280,7 +283,8 @@ def _problem(
 
 
 def _on_all(engine: Engine, work: Callable[[], Any]) -> list[Any]:
-    """Do work on every process and exchange the results, as JSON; an OSError on one is raised on all."""
+    """Run work on every process and exchange the results as JSON. An OSError on one process is raised on
+    all."""
     answer: dict[str, Any]
     try:
         answer = {"result": work()}
@@ -295,5 +299,5 @@ def _on_all(engine: Engine, work: Callable[[], Any]) -> list[Any]:
 
 
 def _on_main(engine: Engine, work: Callable[[], None]) -> None:
-    """Do work on the main process while the others wait for its outcome."""
+    """Run work on the main process while the others wait for its result."""
     _on_all(engine, work if engine.is_main else lambda: None)

@@ -1,4 +1,4 @@
-"""The paper's search for the clip range (section 5.3): the (β, ω) whose loss varies least over blocks."""
+"""The paper's search for the clip range (section 5.3): the (β, ω) with the smallest variance over blocks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class ClipChoice:
-    """The range chosen, and the variance of every range tried."""
+    """The range that was chosen, and the variance of every range tried."""
 
     low: float
     high: float
@@ -24,7 +24,7 @@ class ClipChoice:
 
 
 def choose_range(ranges: Sequence[Range], measure: Callable[[Range], float]) -> ClipChoice:
-    """The range of least variance; of equal ones, the widest, then the first."""
+    """The range of least variance. Ties go to the widest range, then to the first."""
     variances = {candidate: measure(candidate) for candidate in ranges}
     low, high = min(variances, key=lambda r: (variances[r], -(r[1] - r[0]), r))
     return ClipChoice(low=low, high=high, variances=variances)
@@ -33,7 +33,7 @@ def choose_range(ranges: Sequence[Range], measure: Callable[[Range], float]) -> 
 def range_moments(
     model: Denoiser, objective: Objective, ranges: Sequence[Range], batch: TokenBatch, draws: Draws | None
 ) -> Tensor:
-    """(ranges, 3): the moments of every range on one batch, all with the same draws."""
+    """(ranges, 3): the moments of each range on one batch, all with the same draws."""
     block_size = objective.block_of(batch.tokens.shape[1])
     candidates = (objective.in_range(low, high, to_compare=True) for low, high in ranges)
     return torch.stack(

@@ -1,11 +1,11 @@
-"""The distributed engine: which of the processes we are, and how they share parameters and gradients.
+"""The distributed engine: this process's role, and how processes share parameters and gradients.
 
-torch.distributed itself, as `torchrun` starts it; no other file of this package calls it. A network knows
-nothing of it: DDP copies the parameters to every process, FSDP2 cuts each of them by rows, and everything
-after `wrap` works on either, and on a single process, through the same few methods.
+It uses torch.distributed as `torchrun` starts it; no other file of this package calls torch.distributed. A
+network knows nothing about it: DDP copies the parameters to every process, FSDP2 shards each of them by rows.
+After `wrap`, the same few methods work with either of them and on a single process.
 
-What several processes must agree on (stopping, errors, small texts) goes through gloo on CPU tensors, so
-that it never waits for an accelerator. Objects cross as JSON, never as pickle.
+Everything that processes must agree on (stopping, errors, short texts) goes through gloo on CPU tensors, so
+it never waits for an accelerator. Objects travel as JSON, never as pickle.
 """
 
 import errno
@@ -36,35 +36,36 @@ from bd3lm.models.devices import pick_device
 Parallel = Literal["none", "ddp", "fsdp"]
 Precision = Literal["fp32", "bf16"]
 
-# torchrun ends the survivors of a dead process within seconds and gloo notices a closed connection at once:
-# this is the last line, for a process that hangs. One process may write a large checkpoint meanwhile.
+# torchrun ends the survivors of a dead process within seconds, and gloo notices a closed connection at once.
+# This timeout is the last resort, for a process that hangs. It must leave one process time to write a large
+# checkpoint.
 _TIMEOUT = timedelta(minutes=20)
 
-_WANTED = "wanted: "  # before the name of a tensor that the main process asks for
+_WANTED = "wanted: "  # precedes the name of a tensor that the main process requests
 
 JOIN_TIMEOUT = timedelta(minutes=5)
-"""How long the first processes wait for the last at the start."""
+"""How long the processes wait for one another at the start."""
 
-# gloo's threads let go of a collective's tensors only after it has returned, and need the interpreter for it.
-# One that comes too late, when the interpreter has ended, aborts the process after all its work was done.
+# gloo's threads release the tensors of a collective only after it has returned, and need the interpreter for
+# that. If the interpreter has ended by then, the process aborts after all its work is done.
 _FAREWELL = 0.2  # seconds
-_LOOK_AGAIN = 0.1  # seconds between two looks at who has come
+_LOOK_AGAIN = 0.1  # seconds between two checks of who has joined
 _LISTED = 8  # how many missing processes an error names
 
 
 class FirstWeights(Protocol):
-    """What a network begins with, whose tensors need not all exist at once."""
+    """The first weights of a network. They need not all exist at once."""
 
     def names(self) -> Collection[str]:
-        """The parameters and buffers that are given."""
+        """The names of the parameters and buffers."""
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows start..stop − 1 of one of them; a number counts as one row."""
+        """Rows start..stop − 1 of one of them; a scalar counts as one row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """One process among `world`; by default the only one, on the CPU."""
+    """One process among `world`; by default a single process on the CPU."""
 
     parallel: Parallel = "none"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -80,11 +81,11 @@ class Engine:
         timeout: timedelta = _TIMEOUT,
         join_timeout: timedelta = JOIN_TIMEOUT,
     ) -> "Engine":
-        """The process that torchrun's variables describe, or a single one where there are none.
+        """The process that torchrun's environment variables describe, or a single process if there are none.
 
-        Without `device` it is this process's GPU, or the CPU where there is no GPU. With one process there is
-        nothing to share and `parallel` becomes "none", so that a configuration for a cluster also runs on
-        one device. A process that has not come within `join_timeout` is an error that names it.
+        By default the device is this process's GPU, or the CPU if there is no GPU. A single process has
+        nothing to share, so `parallel` becomes "none": a configuration for a cluster also runs on one device.
+        If a process has not joined within `join_timeout`, an error names it.
         """
         if parallel not in ("none", "ddp", "fsdp"):
             raise ValueError(f"parallel must be 'none', 'ddp' or 'fsdp', got {parallel!r}")
@@ -114,40 +115,40 @@ class Engine:
         if self.world > 1 and error is not None and _is_of_connection(error):
             raise ConnectionError(
                 f"another of the {self.world} processes has ended or cannot be reached (noticed by process "
-                f"{self.rank}); the checkpoints are intact: start all again, with --resume"
+                f"{self.rank}); the checkpoints are intact: restart all processes with --resume"
             ) from error
 
     def close(self) -> None:
-        """Leave the group of processes. Waits for nobody, since another process may have died."""
+        """Leave the process group. This waits for nobody, since another process may have died."""
         if self.world > 1 and dist.is_initialized():
             dist.destroy_process_group()
             time.sleep(_FAREWELL)
 
     @property
     def is_main(self) -> bool:
-        """Whether this process prints, and writes what all have in common."""
+        """Whether this process prints, and writes the files that all share."""
         return self.rank == 0
 
     @property
     def gradient_scale(self) -> float:
-        """Multiply a loss by this and its gradients are sums over the processes.
+        """Multiply a loss by this number, and its gradients become sums over the processes.
 
-        DDP and FSDP2 average gradients. Our losses are sums, divided once by a count over all processes, so
-        what one process would compute on the whole batch is the sum.
+        DDP and FSDP2 average gradients. Our losses are sums, divided once by a count over all processes, so a
+        single process with the whole batch would compute the sum.
         """
         return float(self.world)
 
     def wrap(self, module: nn.Module, *, layers: Sequence[nn.Module], precision: Precision) -> nn.Module:
-        """Move a module to the device and share its parameters; the module returned is the one to call.
+        """Move a module to the device and share its parameters. Call the module that this returns.
 
-        Every use of a parameter must lie inside the wrapped module's `forward`. All processes start from the
-        first one's parameters. Under FSDP2 each of `layers`, and what is left, is gathered just before it is
-        used and freed after; the parameters become sharded in place, so take them from the module after
-        wrapping. There `precision` "bf16" gathers parameters and computes in bfloat16 and adds gradients in
-        float32; elsewhere parameters stay as they are and precision is a matter of autocast.
+        Every use of a parameter must happen inside the wrapped module's `forward`. All processes start from
+        the parameters of the first one. Under FSDP2 each of `layers`, and the rest as one unit, is gathered
+        just before its use and freed after it. The parameters become sharded in place, so take them from the
+        module after wrapping. There, `precision` "bf16" gathers parameters and computes in bfloat16, and adds
+        gradients in float32. Otherwise the parameters stay as they are, and autocast sets the precision.
 
         Under FSDP2 the module may have been built without storage, on torch's device "meta". Each process
-        then gets room for its own rows alone, which are still to be written (`fill`), and nothing is sent.
+        then allocates only its own rows, which `fill` must write; nothing is sent.
         """
         if precision not in ("fp32", "bf16"):
             raise ValueError(f"precision must be 'fp32' or 'bf16', got {precision!r}")
@@ -167,18 +168,18 @@ class Engine:
         policy = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16 if precision == "bf16" else None,
             reduce_dtype=torch.float32,
-            # Layers are handed rotary angles besides hidden states; those must stay in float32.
+            # Layers receive rotary angles besides hidden states; the angles must stay in float32.
             cast_forward_inputs=False,
         )
         is_empty = any(parameter.is_meta for parameter in module.parameters())
-        for unit in (*layers, module):  # one at a time, so that the device never holds all of a large network
+        for unit in (*layers, module):  # one at a time: the device never holds all of a large network
             if not is_empty:
                 unit.to(self.device)
                 for parameter in unit.parameters():
                     if not isinstance(parameter, DTensor):
                         dist.broadcast(parameter.detach(), src=0)
-            # By default FSDP2 leaves the root's parameters whole after a forward pass without a backward one.
-            # Weights exchanged after such a pass (EMA) would then not be seen by the next.
+            # By default FSDP2 leaves the root's parameters whole after a forward pass without a backward
+            # pass. The next pass would then miss weights exchanged in between (EMA).
             fully_shard(unit, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
         if is_empty:
             valued = {name: each for name, each in module.named_buffers() if not each.is_meta}
@@ -190,7 +191,8 @@ class Engine:
 
     @contextmanager
     def accumulating(self, wrapped: nn.Module, *, last: bool) -> Iterator[None]:
-        """One micro-batch, forward and backward; gradients are exchanged only in the `last` of a step."""
+        """One micro-batch, forward and backward. Gradients are exchanged only in the `last` micro-batch of a
+        step."""
         if isinstance(wrapped, FSDPModule):
             wrapped.set_requires_gradient_sync(last)
             yield
@@ -212,13 +214,13 @@ class Engine:
         return square.sqrt()
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
-        """Add a tensor up over the processes, in place and on its own device; returns it."""
+        """Sum a tensor over the processes, in place and on its own device, and return it."""
         if self.world > 1:
             dist.all_reduce(tensor)
         return tensor
 
     def any_true(self, flag: bool) -> bool:
-        """Whether any process says so. Every process gets the same answer."""
+        """Whether the flag is true on any process. Every process gets the same answer."""
         if self.world == 1:
             return flag
         seen = torch.tensor([flag], dtype=torch.int32)
@@ -232,10 +234,10 @@ class Engine:
     def with_whole(
         self, tensors: Mapping[str, Tensor], work: Callable[[Callable[[str], Tensor]], None]
     ) -> None:
-        """Let the main process work with whole tensors, one at a time, which it asks for by name.
+        """Let the main process work with whole tensors, one at a time, requested by name.
 
-        Where tensors are sharded all processes take part in each; so all must call this. What goes wrong on
-        the main one with a disk is told to all.
+        If tensors are sharded, all processes take part in gathering each one, so all must call this. A disk
+        error on the main process is reported to all.
         """
         problem = ""
 
@@ -252,7 +254,7 @@ class Engine:
         try:
             work(fetch)
         except OSError as error:
-            problem = f"the main process could not go on: {error.strerror or error}"
+            problem = f"the main process could not continue: {error.strerror or error}"
             raise
         finally:
             self.broadcast_text(problem)
@@ -279,18 +281,18 @@ class Engine:
 
 @torch.no_grad()
 def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this process holds, in the same memory: all of it unless it is sharded."""
+    """The part of a tensor that this process holds, sharing memory: the whole tensor unless it is sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 @torch.no_grad()
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor, on the CPU. Where it is sharded, every process must ask."""
+    """The whole tensor, on the CPU. If it is sharded, every process must call this."""
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()).cpu()
 
 
 def held_rows(tensor: Tensor) -> tuple[int, int]:
-    """First row and row after the last that this process holds. A number counts as one row."""
+    """The first row that this process holds, and the row after its last. A scalar counts as one row."""
     rows = tensor.shape[0] if tensor.ndim else 1
     if not isinstance(tensor, DTensor):
         return 0, rows
@@ -306,7 +308,7 @@ def held_rows(tensor: Tensor) -> tuple[int, int]:
 
 @torch.no_grad()
 def fill(module: nn.Module, weights: FirstWeights) -> None:
-    """Write what a process holds of a module's parameters and buffers, tensor by tensor."""
+    """Write the rows of a module's parameters and buffers that this process holds, tensor by tensor."""
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if name in weights.names():
             start, stop = held_rows(tensor)
@@ -315,16 +317,16 @@ def fill(module: nn.Module, weights: FirstWeights) -> None:
 
 
 def _joined(rank: int, world: int, patience: timedelta) -> Store:
-    """The store that all processes have come to; a TimeoutError names those that have not."""
+    """The store that all processes have joined. A TimeoutError names those that have not."""
     place = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
     address, _, port = place.rpartition(":")
     if not address or not port.isdecimal():
         raise ValueError(
-            "the environment variables MASTER_ADDR and MASTER_PORT must say where processes meet, got "
-            f"{place!r}; torchrun sets them"
+            "the environment variables MASTER_ADDR and MASTER_PORT must say where processes meet (torchrun "
+            f"sets them), got {place!r}"
         )
     until = time.monotonic() + patience.total_seconds()
-    missing = [0]  # which keeps the store, unless torchrun does
+    missing = [0]  # process 0 keeps the store, unless torchrun does
     try:
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             store, _, _ = next(rendezvous("env://", rank, world, timeout=patience))
@@ -342,14 +344,14 @@ def _joined(rank: int, world: int, patience: timedelta) -> Store:
     except DistError:
         named = ", ".join(map(str, missing[:_LISTED])) + (", .." if len(missing) > _LISTED else "")
         raise TimeoutError(
-            f"all {world} processes must come to {place} within {patience.total_seconds():g} s "
-            f"(--join-timeout), got none numbered {named}"
+            f"all {world} processes must join at {place} within {patience.total_seconds():g} s "
+            f"(--join-timeout), missing processes: {named}"
         ) from None
     return store
 
 
 def _await_listener(address: str, port: int, until: float) -> None:
-    """Wait until somebody listens there: a store that finds nobody writes a page about it by itself."""
+    """Wait until somebody listens there: a store that finds nobody prints a page about it."""
     while True:
         with suppress(OSError), socket.create_connection((address, port), timeout=_LOOK_AGAIN * 10):
             return
@@ -359,7 +361,7 @@ def _await_listener(address: str, port: int, until: float) -> None:
 
 
 def _is_of_connection(error: BaseException) -> bool:
-    """Whether an error is what torch makes of another process that is gone."""
+    """Whether an error is one that torch raises when another process is gone."""
     words = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
     return isinstance(error, DistError) or (
         isinstance(error, RuntimeError) and any(each in str(error) for each in words)

@@ -12,13 +12,13 @@ from bd3lm.training.distributed import local
 class EMA:
     """shadow ← d · shadow + (1 − d) · parameter after each step, in float32.
 
-    d = min(decay, (1 + n) / (10 + n)) at update n = 1, 2, ..: early on, a long average would mostly hold
-    the initial weights. Sharded parameters have sharded averages; each process averages its own rows. With
-    a decay of 0 the averages are the parameters, and none are kept beside them.
+    d = min(decay, (1 + n) / (10 + n)) at update n = 1, 2, ..: in early steps a long average would mostly hold
+    the initial weights. Sharded parameters have sharded averages: each process averages its own rows. With
+    decay 0 the averages are the parameters, and no copies are kept.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], *, decay: float = 0.9999) -> None:
-        """`parameters` are watched, not copied: take them from the module after it was wrapped."""
+        """`parameters` are watched, not copied: take them from the module after wrapping it."""
         if not 0.0 <= decay < 1.0:
             raise ValueError(f"decay must lie in [0, 1), got {decay}")
         self.decay = decay
@@ -30,12 +30,13 @@ class EMA:
         self._shadow = averages
 
     def tensors(self) -> dict[str, Tensor]:
-        """The averages by name. With `updates` they are the whole state, and may be written to in place."""
+        """The averages by name. Together with `updates` they are the whole state. They may be written in
+        place."""
         return dict(self._shadow)
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the parameters as they are now."""
+        """Update the averages with the current parameters."""
         self.updates += 1
         if not self.decay:
             return
@@ -46,7 +47,8 @@ class EMA:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """The parameters are the averages inside, and bit for bit what they were after."""
+        """Within this context the parameters are the averages. Afterwards they are exactly what they were
+        before."""
         if not self.decay:
             yield
             return

@@ -1,7 +1,8 @@
-"""A checkpoint's index, state.json: which rows of which tensor are in which file, and how that is checked.
+"""A checkpoint's index, state.json: which file holds which rows of which tensor, with digests to check them.
 
-It carries the size and SHA-256 of every file, and its own digest. That keeps damage out, and not a hand that
-writes the digest anew: so every field is checked too, and that the rows of all tensors are there, once each.
+It has the size and SHA-256 of every file, and its own digest. A digest detects damage, but not a deliberate
+change that recomputes it. So every field is checked too, and that the rows of all tensors are there exactly
+once.
 """
 
 import hashlib
@@ -25,12 +26,12 @@ T = TypeVar("T")
 
 
 class Damaged(ValueError):
-    """A checkpoint is not what was written; the message says in what way."""
+    """A checkpoint is not what was written. The message says why."""
 
 
 @dataclass(frozen=True)
 class File:
-    """What a file was when it was written."""
+    """The size and digest of a file when it was written."""
 
     size: int
     sha256: str
@@ -38,7 +39,7 @@ class File:
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor, and its pieces: file, first row, row after the last. A number counts as one row."""
+    """A tensor and its pieces: file, first row, row after the last. A scalar counts as one row."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -54,7 +55,7 @@ class Stored:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the pieces hold every row once."""
+        """Whether the pieces hold every row exactly once."""
         if any(size < 0 for size in self.shape):
             return False
         pieces = sorted((start, stop) for _, start, stop in self.pieces)
@@ -66,7 +67,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Index:
-    """What state.json holds, besides its own digest."""
+    """The contents of state.json, without its own digest."""
 
     format: int
     step: int
@@ -77,20 +78,20 @@ class Index:
 
     def __post_init__(self) -> None:
         if strange := [name for name in self.files if name != Path(name).name or name == INDEX]:
-            raise ValueError(f"files must be named without a folder, got {shown(strange[0])}")
+            raise ValueError(f"files must have names without a folder, got {shown(strange[0])}")
         torn = [name for name, stored in self.tensors.items() if not stored.is_whole]
         if torn:
-            raise ValueError(f"pieces must hold every row of a tensor once, and do not of {_some(torn)}")
+            raise ValueError(f"pieces must hold every row of a tensor once, but do not for {_some(torn)}")
         lost = [
             name
             for name, stored in self.tensors.items()
             if any(file not in self.files for file, _, _ in stored.pieces)
         ]
         if lost:
-            raise ValueError(f"pieces must be in one of the files, and are not of {_some(lost)}")
+            raise ValueError(f"pieces must be in one of the files, but are not for {_some(lost)}")
 
     def in_file(self, file: str) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """The type and the shape of each piece in a file, by the name of its tensor."""
+        """The dtype and shape of each piece in a file, by the name of its tensor."""
         return {
             name: (stored.dtype, stored.piece_shape(start, stop))
             for name, stored in self.tensors.items()
@@ -100,7 +101,7 @@ class Index:
 
 
 def read_index(folder: Path) -> Index:
-    """The index of the checkpoint in a folder; `Damaged` where it is not what was written."""
+    """The index of the checkpoint in a folder. Raises `Damaged` if it is not what was written."""
     try:
         data = json.loads(read_text(folder / INDEX, most=_MOST_BYTES))
         intact = isinstance(data, dict) and data.pop("sha256", None) == digest(data)
@@ -118,14 +119,14 @@ def read_index(folder: Path) -> Index:
     number = folder.name.rpartition("-")[2]
     if index.format != FORMAT or not number.isdecimal() or index.step != int(number):
         raise Damaged(
-            f"{INDEX} must be of format {FORMAT} and of the step that {folder.name} names, got format "
+            f"{INDEX} must have format {FORMAT} and the step that {folder.name} names, got format "
             f"{index.format} and step {index.step}"
         )
     return index
 
 
 def parsed(kind: type[T], data: Any, *, where: str) -> T:
-    """`parse` for a part of a checkpoint; all that is wrong in one line."""
+    """`parse` for a part of a checkpoint. The error lists all problems in one line."""
     try:
         return parse(kind, data, where=where)
     except (SettingsError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""What happened since the last log: sums kept on the device, read by the host only when they are logged."""
+"""Statistics since the last log: sums kept on the device, which the host reads only to log them."""
 
 import time
 
@@ -15,7 +15,7 @@ class LogWindow:
         self._totals: Tensor | None = None
         self._norm: Tensor | None = None
         self._rate = 0.0
-        self._tokens = 0  # of text, scored or not, that were read in these seconds
+        self._tokens = 0  # tokens of text, scored or not, that were read in these seconds
         self._seconds = 0.0
         self._since = time.perf_counter()
 
@@ -24,7 +24,7 @@ class LogWindow:
         self._since = time.perf_counter()
 
     def add(self, totals: Tensor, norm: Tensor, rate: float, tokens: int) -> None:
-        """A step: its sums of nats, auxiliary nats and weights, and how many tokens of text it read."""
+        """Add a step: its sums of nats, auxiliary nats and weights, and how many tokens of text it read."""
         self._totals = totals if self._totals is None else self._totals + totals
         self._norm, self._rate = norm, rate
         self._tokens += tokens
@@ -36,7 +36,8 @@ class LogWindow:
         return [] if self._totals is None else self._totals.tolist()
 
     def restore(self, sums: list[float], device: torch.device) -> None:
-        """Go on from the sums of an earlier process; speed is measured anew, on this one's steps alone."""
+        """Continue from the sums of an earlier process. Speed is measured anew, from the steps of this
+        process alone."""
         self._norm, self._tokens, self._seconds = None, 0, 0.0
         self._totals = torch.tensor(sums, dtype=torch.float64, device=device) if sums else None
 
@@ -45,7 +46,7 @@ class LogWindow:
 
     def averages(self) -> Metrics:
         if self._totals is None or self._norm is None:
-            raise RuntimeError("nothing was trained since the last log")
+            raise RuntimeError("no step was trained since the last log")
         nats, auxiliary, weight = self._totals.tolist()
         norm = self._norm.item()
         self._seconds += time.perf_counter() - self._since

@@ -1,4 +1,4 @@
-"""AdamW, its learning rate as a function of the step, and one pass over the gradients before it."""
+"""AdamW, its learning rate per step, and one pass that scales and clips the gradients before it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,14 +9,14 @@ from torch import Tensor
 from bd3lm.training.distributed import Engine, local
 from bd3lm.training.settings import OptimizerSettings
 
-_CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_'s: a gradient of zero stays zero
+_CLIP_EPSILON = 1e-6  # same as torch.nn.utils.clip_grad_norm_: a gradient of zero stays zero
 
 
 def learning_rate(settings: OptimizerSettings, step: int, total_steps: int) -> float:
     """The rate of update `step` = 0, 1, .. of `total_steps`.
 
-    It rises linearly from 0 at step 0 to lr at step `warmup_steps`, then stays, or falls to lr · min_lr_ratio
-    at step `total_steps`: along half a cosine, or along a line over the last `decay_steps`.
+    It rises linearly from 0 at step 0 to lr at step `warmup_steps`. Then it stays constant or falls to lr ·
+    min_lr_ratio at step `total_steps`: along half a cosine, or linearly over the last `decay_steps`.
     """
     if step < 0:
         raise ValueError(f"step must not be negative, got {step}")
@@ -67,15 +67,15 @@ def apply_gradients(
     clip_norm: float | None,
     engine: Engine,
 ) -> Tensor:
-    """Scale all gradients by `factor`, clip them, step, and drop them; the norm before clipping is returned.
+    """Scale all gradients by `factor`, clip them, step and drop them. Returns the norm before clipping.
 
-    Scaling and clipping are one multiplication, and everything stays on the device: the host does not wait.
-    A norm that is not finite spoils the parameters; check it before saving them.
+    Scaling and clipping are one multiplication, and everything stays on the device: the host does not wait. A
+    norm that is not finite spoils the parameters, so check it before saving them.
     """
     norm = engine.grad_norm(parameters) * factor.abs()
     if clip_norm is not None:
         factor = factor * (clip_norm / (norm + _CLIP_EPSILON)).clamp(max=1.0)
-    # The kernel takes its factor as a plain tensor, which cannot be mixed with sharded ones.
+    # The fused kernel takes its factor as a plain tensor, which cannot be mixed with sharded ones.
     if optimizer.defaults.get("fused") and engine.parallel != "fsdp":
         _fused_step(optimizer, factor)
     else:
@@ -88,7 +88,8 @@ def apply_gradients(
 
 
 def _fused_step(optimizer: torch.optim.Optimizer, factor: Tensor) -> None:
-    """Gradients are scaled inside the optimizer's kernel, which divides by what torch's GradScaler sets."""
+    """Step with the gradients scaled inside the optimizer's kernel, which divides by the scale that torch's
+    GradScaler would set."""
     optimizer.grad_scale = factor.float().reciprocal()  # type: ignore[attr-defined]
     try:
         optimizer.step()

@@ -1,4 +1,4 @@
-"""How a network is trained and optimised, as plain values, which are checked without torch."""
+"""Training and optimizer settings, as plain values that are checked without torch."""
 
 import math
 from dataclasses import dataclass
@@ -9,28 +9,29 @@ Precision = Literal["auto", "fp32", "bf16"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """How long, how much at once, and how often to look."""
+    """How long to train, on how much at once, and how often to log, validate and save."""
 
     steps: int
     global_batch: int = 512
     """Sequences in a step, over all devices and micro-batches."""
     micro_batch: int | None = None
-    """Sequences a device takes at once; by default its whole share of the global batch."""
+    """Sequences that a device processes at once; by default its whole share of the global batch."""
     seed: int = 0
     precision: Precision = "auto"
-    """auto is bf16 on GPUs and fp32 on a CPU."""
+    """auto means bf16 on GPUs and fp32 on a CPU."""
     compile: Literal[True, False, "auto"] = "auto"
-    """auto compiles on a GPU where at least 200 steps are left, which win back the minute it takes."""
+    """auto compiles on a GPU if at least 200 steps are left, enough to make up for the minute it takes."""
     recompute_activations: bool = False
-    """Keep only what goes into each layer, and compute the layer again in the backward pass: less memory,
-    about a third more time, the same gradients."""
+    """Activation checkpointing: keep only the input of each layer and recompute the layer in the backward
+    pass. It needs less memory and about a third more time; the gradients are the same."""
     ema_decay: float = 0.9999
-    """0 keeps no average: the trained weights themselves are evaluated and released."""
+    """Decay of the moving average of the weights. 0 keeps no average: the trained weights themselves are
+    evaluated and released."""
     log_every: int = 10
     validate_every: int = 1000
     checkpoint_every: int = 1000
     adapt_every: int = 100
-    """How often an objective that learns (a proposal over counts) is updated."""
+    """Steps between updates of an objective that learns (a proposal over counts)."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -55,9 +56,11 @@ class TrainSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings:
-    """AdamW and its rate. The paper prints 3e-4, constant after 2,500 steps of linear warm-up (Suppl. C.2).
+    """AdamW and its learning rate. The paper prints 3e-4, constant after 2,500 steps of linear warm-up
+    (Suppl. C.2).
 
-    It leaves out the rest; betas, eps, weight decay and the clip norm are the reference implementation's.
+    It does not give the rest: betas, eps, weight decay and the clip norm come from the reference
+    implementation.
     """
 
     lr: float = 3e-4
@@ -66,13 +69,16 @@ class OptimizerSettings:
     weight_decay: float = 0.0
     """Applied to matrices only; never to embeddings, norms and biases."""
     warmup_steps: int = 2500
+    """Steps in which the learning rate rises linearly from 0 to lr."""
     decay: Literal["constant", "cosine", "linear"] = "constant"
+    """How the learning rate falls after the warm-up."""
     min_lr_ratio: float = 0.1
-    """Where a cosine or a line ends, as a part of lr."""
+    """The final learning rate of a cosine or linear decay, as a fraction of lr."""
     decay_steps: int | None = None
-    """How many last steps a line takes to fall, after a constant rate; by default all after the warm-up."""
+    """Length of a linear decay: how many of the last steps, after a constant rate. By default all steps after
+    the warm-up."""
     clip_norm: float | None = 1.0
-    """Largest norm of the gradient; None leaves it alone."""
+    """Largest norm of the gradient; None turns clipping off."""
 
     def __post_init__(self) -> None:
         for name in ("lr", "eps"):
@@ -88,7 +94,7 @@ class OptimizerSettings:
             raise ValueError(f"decay must be 'constant', 'cosine' or 'linear', got {self.decay!r}")
         if self.decay_steps is not None and (self.decay != "linear" or self.decay_steps < 1):
             raise ValueError(
-                f"decay_steps must be at least 1 and is for decay 'linear' only, "
+                f"decay_steps must be at least 1 and needs decay 'linear', "
                 f"got {self.decay_steps} with decay {self.decay!r}"
             )
         if not 0.0 <= self.min_lr_ratio <= 1.0:

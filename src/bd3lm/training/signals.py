@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C as requests to stop after the step."""
+"""SIGTERM and Ctrl-C as requests to stop after the current step."""
 
 import os
 import signal
@@ -15,11 +15,11 @@ _SAME_REQUEST = 1.0  # seconds
 
 @contextmanager
 def stop_requests(answer: Callable[[], str]) -> Iterator[Callable[[], bool]]:
-    """SIGTERM and Ctrl-C ask the loop to stop after the step; a second one stops at once.
+    """Let SIGTERM and Ctrl-C ask the loop to stop after the step; a second signal stops at once.
 
-    The first is answered on standard error with `answer()`, where that says anything. A SIGTERM within a
-    second of the first signal is the same request: a scheduler sends one to every process, and torchrun
-    passes its own on.
+    The first one prints `answer()` on standard error, unless it is empty. A SIGTERM within a second of the
+    first signal counts as the same request: a scheduler signals every process, and torchrun forwards its own
+    signal.
     """
     asked_at: float | None = None
 
@@ -36,7 +36,7 @@ def stop_requests(answer: Callable[[], str]) -> Iterator[Callable[[], bool]]:
     for number in (signal.SIGTERM, signal.SIGINT):
         try:
             previous[number] = signal.signal(number, ask)
-        except ValueError:  # not in the main thread: whoever runs us there handles signals
+        except ValueError:  # not in the main thread: the caller handles signals
             break
     try:
         yield lambda: asked_at is not None
@@ -48,6 +48,6 @@ def stop_requests(answer: Callable[[], str]) -> Iterator[Callable[[], bool]]:
 def _write(text: str) -> None:
     """Write without Python's buffers, which the signal may have interrupted."""
     if text:
-        before = "\n" if os.isatty(_STDERR) else ""  # a progress bar may stand there
+        before = "\n" if os.isatty(_STDERR) else ""  # a progress bar may be on this line
         with suppress(OSError):
             os.write(_STDERR, f"{before}{text}\n".encode())

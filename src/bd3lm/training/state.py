@@ -1,26 +1,26 @@
-"""What a checkpoint holds of a run besides its tensors."""
+"""The part of a checkpoint's state that is not tensors."""
 
 from dataclasses import dataclass
 from typing import Any
 
-SUMS = 3  # of a step: nats, auxiliary nats, weight
+SUMS = 3  # per step: nats, auxiliary nats, weight
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """Plain values: JSON, which is checked when it is read."""
+    """Plain values, stored as JSON and checked when read."""
 
     step: int
     objective: dict[str, Any]
-    """What it has learned."""
+    """What the objective has learned."""
     statistics: dict[str, Any]
-    """Numbers, or nested lists of them, that it is to learn from next."""
+    """Numbers, or nested lists of numbers, for the objective to learn from next."""
     ema_updates: int
     validation_due: bool
     since_log: list[float]
     unlogged: dict[str, float]
     run: dict[str, Any]
-    """What whoever trains adds."""
+    """Extra values from the caller that started the run."""
 
     def __post_init__(self) -> None:
         if self.step < 0 or self.ema_updates < 0:
@@ -28,4 +28,4 @@ class RunState:
                 f"step and ema_updates must not be negative, got {self.step} and {self.ema_updates}"
             )
         if len(self.since_log) not in (0, SUMS):
-            raise ValueError(f"since_log must be {SUMS} sums or none, got {len(self.since_log)}")
+            raise ValueError(f"since_log must be {SUMS} sums or empty, got {len(self.since_log)}")

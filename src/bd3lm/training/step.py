@@ -1,7 +1,7 @@
-"""The module that a distributed engine wraps: every use of a parameter happens inside its `forward`.
+"""The module that a distributed engine wraps. Every use of a parameter happens inside its `forward`.
 
-What is done with the network is handed in as a function, so that training, validation and the clip search
-all go through the same wrapper, whose hooks gather and free sharded parameters.
+The work is passed in as a function, so training, validation and the clip search all use the same wrapper. Its
+hooks gather and free sharded parameters.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class NetworkRunner(nn.Module):
-    """Runs work on a network, in mixed precision when asked."""
+    """Runs work on a network, in mixed precision if requested."""
 
     def __init__(self, network: Network, *, autocast: torch.dtype | None = None) -> None:
         super().__init__()
@@ -34,11 +34,11 @@ class NetworkRunner(nn.Module):
 class StepSums(NamedTuple):
     """Sums over a micro-batch, to be divided by the global sum of `weight`.
 
-    A tuple of tensors, because wrappers look for tensors in what `forward` returns.
+    A tuple of tensors, because wrappers look for tensors in the output of `forward`.
     """
 
-    loss: Tensor  # what is minimised: nats and auxiliary nats
-    nats: Tensor  # what is reported, detached
+    loss: Tensor  # minimized: nats and auxiliary nats
+    nats: Tensor  # reported, detached
     auxiliary: Tensor  # detached
     weight: Tensor
     statistics: Mapping[str, Tensor]

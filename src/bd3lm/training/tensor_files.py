@@ -1,8 +1,8 @@
-"""One checkpoint's folder: safetensors files that hold rows of named tensors, and the index of them.
+"""The folder of one checkpoint: safetensors files with rows of named tensors, and their index.
 
-A sharded tensor is cut by rows (FSDP2's way); each process writes the rows it holds to a file of its own. The
-index, state.json, says which rows are where, so any number of processes can read what any other number wrote,
-each only its own rows. Nothing is pickled, so nothing runs when a file is read.
+A sharded tensor is cut by rows, as in FSDP2. Each process writes its rows to a file of its own. The index,
+state.json, says which rows are where, so any number of processes can read what any other number wrote, each
+reading only its own rows. Nothing is pickled, so reading a file runs no code.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ class Part(TypedDict):
 
 
 def write_tensors(folder: Path, named: Mapping[str, Tensor], engine: Engine) -> Part:
-    """Write this process's rows of sharded tensors; the main process also writes the whole ones."""
+    """Write this process's rows of sharded tensors. The main process also writes the whole tensors."""
     sharded = {key for key, tensor in named.items() if isinstance(tensor, DTensor)}
     rows = {key: held_rows(tensor) for key, tensor in named.items() if key in sharded or engine.is_main}
     mine = {key: local(named[key]) for key, (start, stop) in sorted(rows.items()) if start < stop}
@@ -66,7 +66,7 @@ def write_index(
     score: float | None,
     state: dict[str, Any],
 ) -> None:
-    """Write state.json from what each process says it wrote, and force the folder to disk."""
+    """Write state.json from the reports of all processes, and force the folder to disk."""
     parts = list(parts)
     index = Index(
         format=FORMAT,
@@ -90,7 +90,7 @@ def write_index(
 
 
 def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> File:
-    """Write a file that must not be there yet, and force it to disk."""
+    """Write a new file, and force it to disk."""
     digest, size = hashlib.sha256(), 0
     with path.open("xb") as file:
         for chunk in chunks:
@@ -126,18 +126,18 @@ def check_file(path: Path, index: Index) -> None:
         raise Damaged(f"{path.name} is not a safetensors file: {error}") from None
     for name, piece in index.in_file(path.name).items():
         if held.get(name) != piece:
-            raise Damaged(f"{path.name} does not hold the piece of {shown(name)} that {INDEX} says")
+            raise Damaged(f"{path.name} does not hold the piece of {shown(name)} that {INDEX} lists")
 
 
 def check_match(named: Mapping[str, Tensor], index: Index, folder: Path) -> None:
-    """Refuse tensors of another network, in one message that lists what differs.
+    """Refuse tensors of another network, with one message that lists the differences.
 
-    Groups that are not asked for do not matter; those that are must match name by name.
+    Stored groups that are not requested do not matter. Requested groups must match name by name.
     """
     groups = {key.partition("/")[0] for key in named}
     stored = {key: entry for key, entry in index.tensors.items() if key.partition("/")[0] in groups}
     differing = [f"{key} is not stored" for key in named.keys() - stored.keys()]
-    differing += [f"{key} is not asked for" for key in stored.keys() - named.keys()]
+    differing += [f"{key} is stored but not expected" for key in stored.keys() - named.keys()]
     for key in named.keys() & stored.keys():
         dtype, shape = DTYPES[named[key].dtype], list(named[key].shape)
         there = stored[key]
@@ -150,7 +150,7 @@ def check_match(named: Mapping[str, Tensor], index: Index, folder: Path) -> None
 
 @torch.no_grad()
 def read_tensors(folder: Path, named: Mapping[str, Tensor], index: Index) -> None:
-    """Fill the rows that this process holds, reading no others."""
+    """Fill the rows that this process holds, and read no others."""
     wanted: dict[str, list[tuple[str, int, int]]] = {}
     for key, tensor in named.items():
         first, last = held_rows(tensor)
@@ -162,7 +162,9 @@ def read_tensors(folder: Path, named: Mapping[str, Tensor], index: Index) -> Non
             for key, start, stop in pieces:
                 target, (first, last) = local(named[key]), held_rows(named[key])
                 low, high = max(first, start), min(last, stop)
-                if (low, high) == (first, last) == (start, stop):  # also a number, which has no rows to cut
+                if (
+                    (low, high) == (first, last) == (start, stop)
+                ):  # also for a scalar, which has no rows to cut
                     target.copy_(stored.get_tensor(key))
                 else:
                     rows = stored.get_slice(key)[low - start : high - start]

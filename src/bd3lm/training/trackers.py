@@ -1,6 +1,6 @@
-"""The trackers that a run may have, TensorBoard and W&B: figures and texts for them, and no harm from them.
+"""Optional trackers, TensorBoard and W&B. They get figures and texts, and cannot harm a run.
 
-What fails there is said in a line and never stops a run: metrics.csv and samples.jsonl have everything.
+A failure prints one line and never stops a run: metrics.csv and samples.jsonl have everything.
 """
 
 import sys
@@ -28,13 +28,13 @@ class SampleText:
     seed: int
     prompt: str
     text: str
-    """What was given and what was written."""
+    """The given text and the written text."""
     tokens: int
     stopped_by: str
 
 
 class Tracker(ABC):
-    """A callback of the main process, whose failures are told and forgotten."""
+    """A callback of the main process. Its failures are reported and do not stop the run."""
 
     title: ClassVar[str]
 
@@ -55,14 +55,14 @@ class Tracker(ABC):
         self._take(partial(self.add_texts, trainer.step, texts))
 
     def on_end(self, trainer: "Trainer") -> None:
-        """Closed, also when the run failed."""
+        """Close the tracker, even if the run failed."""
         if not self._is_open:
             return
         self._is_open = False
         failed = sys.exc_info()[0] is not None
         self._survive(partial(self.close, failed=failed), "was not closed")
         if self._lost:
-            say(f"{self.title} lacks {self._lost} entries of this run; its folder has all", to=sys.stderr)
+            say(f"{self.title} lacks {self._lost} entries of this run; the run folder has all", to=sys.stderr)
 
     def _take(self, add: Callable[[], None]) -> None:
         if not self._is_open:
@@ -74,7 +74,7 @@ class Tracker(ABC):
             self._is_failing = True
 
     def _survive(self, work: Callable[[], None], otherwise: str) -> bool:
-        """Whether it worked. Of failures in a row the first is told."""
+        """Run work and return whether it succeeded. Of consecutive failures only the first is reported."""
         try:
             work()
         except UnfitError:
@@ -82,29 +82,29 @@ class Tracker(ABC):
         except Exception as error:
             if not self._is_failing:
                 reason = one_entry(f"{type(error).__name__}: {error}".strip().partition("\n")[0])
-                say(f"{self.title} {otherwise}, and training goes on: {reason}", to=sys.stderr)
+                say(f"{self.title} {otherwise}; training continues: {reason}", to=sys.stderr)
             return False
         return True
 
     @abstractmethod
     def open(self, trainer: "Trainer") -> None:
-        """Before the first step, after a checkpoint was restored."""
+        """Called before the first step, after a checkpoint was restored."""
 
     @abstractmethod
     def add_metrics(self, step: int, metrics: "Metrics") -> None:
-        """A log entry."""
+        """Add a log entry."""
 
     @abstractmethod
     def add_texts(self, step: int, texts: Sequence[SampleText]) -> None:
-        """The texts of a validation."""
+        """Add the texts of a validation."""
 
     @abstractmethod
     def close(self, *, failed: bool) -> None:
-        """After the last step, or the one at which the run failed."""
+        """Called after the last step, or after the step at which the run failed."""
 
 
 class UnfitError(ValueError):
-    """A tracker that cannot work as it was asked for, which the user has to know before a run of days."""
+    """A tracker cannot work as requested. The user must know this before a run of days."""
 
 
 class TensorBoardLog(Tracker):
@@ -122,13 +122,13 @@ class TensorBoardLog(Tracker):
         self._writer: Any = None
 
     def open(self, trainer: "Trainer") -> None:
-        # A step whose validation is due is logged after it, perhaps for the second time.
+        # A step with a pending validation is logged after the validation, perhaps for the second time.
         self._writer = self._make(self._folder, purge_step=trainer.step + 1 - trainer.validation_due)
 
     def add_metrics(self, step: int, metrics: "Metrics") -> None:
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
-        self._writer.flush()  # what a killed run leaves is as long as its metrics.csv
+        self._writer.flush()  # a killed run leaves as many entries here as in metrics.csv
 
     def add_texts(self, step: int, texts: Sequence[SampleText]) -> None:
         for text in texts:
@@ -140,7 +140,7 @@ class TensorBoardLog(Tracker):
 
 
 def _as_it_is(text: str) -> str:
-    """Markdown that shows a text with its own lines and signs: a block of code."""
+    """Markdown that shows a text verbatim: a block of code."""
     return "\n".join(f"    {line}" for line in text.splitlines())
 
 
@@ -152,7 +152,7 @@ class WandbLog(Tracker):
     def __init__(self, *, project: str, name: str, folder: Path) -> None:
         super().__init__()
         self._wandb = require("wandb", "wandb", "trackers.wandb_project")
-        # The id is a function of the folder, so that a resumed run goes on in the same W&B run.
+        # The id depends only on the project and the folder, so a resumed run continues the same W&B run.
         identity = f"{derive_seed(project, str(folder.resolve())):x}"
         self._options = {
             "project": project,
@@ -173,10 +173,10 @@ class WandbLog(Tracker):
                 f"trackers.wandb_project needs a login, or WANDB_MODE=offline: {one_entry(str(error))}"
             ) from None
         except errors.CommError as error:
-            self._wandb.teardown()  # whose service still holds the run that it could not begin
+            self._wandb.teardown()  # its service still holds the run that it could not start
             self._run = self._wandb.init(config=config, mode="offline", **self._options)
             reason = one_entry(str(error).partition("\n")[0])
-            say(f"W&B cannot be reached; this run is kept for `wandb sync`: {reason}", to=sys.stderr)
+            say(f"W&B cannot be reached; the run is stored locally for `wandb sync`: {reason}", to=sys.stderr)
 
     def add_metrics(self, step: int, metrics: "Metrics") -> None:
         self._run.log(metrics, step=step)

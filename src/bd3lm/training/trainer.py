@@ -1,7 +1,7 @@
-"""The training loop. It knows no method: an objective gives sums to minimise, callbacks watch.
+"""The training loop. It is independent of the method: an objective gives sums to minimize, callbacks watch.
 
-Data order, noise and dropout are functions of (seed, step): a run has no hidden state beyond its weights,
-optimizer, EMA and what the objective has learned, so a run that was stopped goes on as if it had not been.
+Data order, noise and dropout are functions of (seed, step). A run has no hidden state besides its weights,
+optimizer, EMA and what the objective has learned, so a resumed run continues as if it had never stopped.
 """
 
 import math
@@ -27,36 +27,36 @@ from bd3lm.training.signals import stop_requests
 from bd3lm.training.state import SUMS, RunState
 from bd3lm.training.step import NetworkRunner, training_sums
 
-_MIN_STEPS_TO_COMPILE = 200  # compiling takes about a minute, which fewer do not win back
+_MIN_STEPS_TO_COMPILE = 200  # compiling takes about a minute; fewer steps do not make up for it
 T = TypeVar("T")
 
 
 class Batches(Protocol):
-    """The global batch as a function of the step; ranks and micro-batches take its rows."""
+    """The global batch as a function of the step. Ranks and micro-batches take rows of it."""
 
     @property
     def context(self) -> int:
         """Tokens in a sequence."""
 
     def batch(self, step: int, rows: slice | None = None) -> TokenBatch:
-        """Tokens on the CPU, with what of them is to be predicted."""
+        """Tokens on the CPU, and which of them to predict."""
 
 
 class Callback(Protocol):
-    """Watches a run. Called on every rank; write files on the main one only."""
+    """Watches a run. It is called on every rank; write files only on the main one."""
 
     def on_start(self, trainer: "Trainer") -> None:
-        """Before the first step, after a checkpoint was restored."""
+        """Called before the first step, after a checkpoint was restored."""
 
     def on_log(self, trainer: "Trainer", metrics: Metrics) -> None:
-        """Every `log_every` steps, and after each validation."""
+        """Called every `log_every` steps, and after each validation."""
 
     def on_end(self, trainer: "Trainer") -> None:
-        """After the last step, also when stopped or failed."""
+        """Called after the last step, also if the run was stopped or failed."""
 
 
 Validator = Callable[["Trainer"], Metrics]
-"""Measures the network, in evaluation mode with its EMA weights; may replace `trainer.objective`."""
+"""Measures the network, in evaluation mode with its EMA weights. It may replace `trainer.objective`."""
 
 
 class Trainer:
@@ -77,7 +77,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         run_state: Mapping[str, Any] | None = None,
     ) -> None:
-        """`run_state` is JSON that travels in every checkpoint (the resolved config, fingerprints). A network
+        """`run_state` is JSON that every checkpoint contains (the resolved config, fingerprints). A network
         on torch's device "meta" needs `first_weights`; see `Engine.wrap`."""
         compiled = _compiles(settings, network, engine.device, done=store.latest() or 0)
         settings = replace(settings, compile=compiled)
@@ -95,7 +95,7 @@ class Trainer:
         self.resumed_at = 0
         self.stopped_by: Literal["steps", "signal"] = "steps"
         self.validation_due = False
-        self._unlogged: Metrics = {}  # of a step whose validation is due
+        self._unlogged: Metrics = {}  # of a step with a pending validation
         self._rows = rank_rows(settings, engine)
         self.precision = _resolve(settings.precision, engine.device)
         self.objective = objective
@@ -109,7 +109,7 @@ class Trainer:
         )
         if first_weights is not None:
             fill(network, first_weights)
-        # What is frozen has no moments and no average, and stays as it was loaded: no checkpoint holds it.
+        # Frozen parameters have no moments and no average, and no checkpoint holds them: they stay as loaded.
         self._named: dict[str, Tensor] = {
             name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad
         }
@@ -124,18 +124,18 @@ class Trainer:
         return self.step * self.settings.global_batch * self.data.context
 
     def apply(self, work: Callable[[Network], T]) -> T:
-        """Work on the network as it is trained: wrapped, in mixed precision. All ranks must take part."""
+        """Run work on the network as it is trained: wrapped, in mixed precision. All ranks must take part."""
         done: T = self._wrapped(work)
         return done
 
     def run(self) -> None:
-        """Train to the last step, or until SIGTERM or Ctrl-C asks to stop; both save before returning."""
+        """Train to the last step, or until SIGTERM or Ctrl-C asks to stop. Both save before returning."""
         with stop_requests(self._answer_to_signal) as stop_requested:
             for callback in self.callbacks:
                 callback.on_start(self)
             try:
                 self._window.restart()
-                if self.validation_due:  # it was stopped before it could
+                if self.validation_due:  # the run was stopped before this validation
                     self._validate(self._unlogged)
                 while self.step < self.settings.steps:
                     self.train_step()
@@ -149,11 +149,11 @@ class Trainer:
                     callback.on_end(self)
 
     def _answer_to_signal(self) -> str:
-        """The answer to a signal that asks to stop, printed by one process for all."""
+        """The answer to a signal that asks to stop. One process prints it for all."""
         if not self.engine.is_main:
             return ""
         step = min(self.step + 1, self.settings.steps)
-        return f"finishing step {step}, then saving; again to quit at once"
+        return f"finishing step {step}, then saving; press Ctrl-C again to quit at once"
 
     def train_step(self) -> None:
         """One step: the global batch forward and backward, then the optimizer and the average."""
@@ -165,11 +165,12 @@ class Trainer:
             group["lr"] = rate
         draws = self._draws()
         totals = torch.zeros(SUMS, dtype=torch.float64, device=engine.device)
-        # The exact denominator, the global sum of weights, is known only after the last micro-batch: losses
-        # are divided by a nominal one, which keeps gradients at a sane scale, and corrected once at the end.
+        # The exact denominator, the global sum of weights, is known only after the last micro-batch. So
+        # losses are divided by a nominal one, which keeps gradients at a sane scale, and corrected once at
+        # the end.
         tokens = settings.global_batch * self.data.context
         nominal = float(tokens)
-        with torch.random.fork_rng(devices=[]):  # dropout draws its seeds on the CPU, on any device
+        with torch.random.fork_rng(devices=[]):  # on any device, dropout draws its seeds on the CPU
             for index, rows in enumerate(self._rows):
                 batch = self._batch(rows)
                 torch.default_generator.manual_seed(
@@ -203,14 +204,14 @@ class Trainer:
         self.validation_due = bool(self.validators) and (step % settings.validate_every == 0 or last)
         self._unlogged = metrics if self.validation_due else {}
         if metrics and not self.validation_due:
-            self._log(metrics)  # before the checkpoint: a resumed run keeps no row after it, and misses none
+            self._log(metrics)  # before the checkpoint: a resumed run then has neither extra nor missing rows
         if step % settings.checkpoint_every == 0 or last or stopping:
             self.save()  # before validation, which may be long: a kill there loses nothing
         if self.validation_due and not stopping:
             self._validate(metrics)
 
     def _validate(self, metrics: Metrics) -> None:
-        """Validate and log; a checkpoint of this step is written again, with its score and what changed."""
+        """Validate and log. If this step has a checkpoint, write it again with its score and the changes."""
         metrics = metrics | self.validate()
         self.validation_due, self._unlogged = False, {}
         self._log(metrics)
@@ -232,7 +233,7 @@ class Trainer:
         return metrics
 
     def save(self, score: float | None = None) -> None:
-        """Write a checkpoint, unless the run has gone bad since the last one."""
+        """Write a checkpoint, unless the loss or a gradient is no longer finite."""
         self.require_finite()
         state = RunState(
             step=self.step,
@@ -248,7 +249,7 @@ class Trainer:
         self._window.restart()
 
     def resume(self) -> bool:
-        """Go on from the newest intact checkpoint; False when there is none to go on from."""
+        """Continue from the newest intact checkpoint. False if there is none."""
         found = self.store.load_into(
             self._tensors(), engine=self.engine, required=False, check_state=self._check_state
         )
@@ -259,7 +260,8 @@ class Trainer:
         self.step = self.resumed_at = state.step
         self.validation_due, self._unlogged = state.validation_due, state.unlogged
         self._window.restore(state.since_log, self.engine.device)
-        # As after pooling. Every rank has the names, since all must take part in pooling each of them again.
+        # The state after pooling. Every rank has the names, since all must take part when they are pooled
+        # again.
         self._statistics = (
             pooled if self.engine.is_main else {name: torch.zeros_like(it) for name, it in pooled.items()}
         )
@@ -270,10 +272,11 @@ class Trainer:
     def _check_state(self, step: int, found: dict[str, Any]) -> None:
         state, *_ = self._restored(found)
         if state.step != step:
-            raise Damaged(f"the state in {INDEX} must be of step {step}, got {state.step}")
+            raise Damaged(f"the state in {INDEX} must have step {step}, got {state.step}")
 
     def _restored(self, found: dict[str, Any]) -> tuple[RunState, Objective, dict[str, Tensor]]:
-        """A checkpoint's state, with the objective and the statistics in it; `Damaged` if it is none."""
+        """The state of a checkpoint, and the objective and statistics in it. Raises `Damaged` if it is not
+        valid."""
         state = parsed(RunState, found, where=f"the state in {INDEX}")
         try:
             objective = self.objective.restore(state.objective)
@@ -286,22 +289,22 @@ class Trainer:
         return state, objective, pooled
 
     def _require_same_inputs(self, before: Mapping[str, Any]) -> None:
-        """Refuse to go on with other data or another tokenizer than the checkpoint's."""
+        """Refuse to continue with data or a tokenizer other than the checkpoint's."""
         for name in ("data_fingerprint", "tokenizer_fingerprint"):
             then, now = before.get(name), self.run_state.get(name)
             if then != now:
                 raise ValueError(
                     f"the checkpoint in {self.store.folder} was trained with other inputs: {name} was "
-                    f"{str(then)[:12]}, and is {str(now)[:12]}"
+                    f"{str(then)[:12]}, now {str(now)[:12]}"
                 )
 
     def _tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Everything a checkpoint holds besides JSON; filled in place, it restores the run."""
+        """Everything in a checkpoint except the JSON. Filling these tensors in place restores the run."""
         groups = optimizer_groups(self._optimizer, self._named)
         return {"model": self._named, "ema": self.ema.tensors(), **groups}
 
     def _batch(self, rows: slice) -> TokenBatch:
-        """On the host, where objectives draw their masks; they send the network what it needs."""
+        """Rows of the global batch on the host, where objectives draw their masks before sending them on."""
         return self.data.batch(self.step, rows)
 
     def _draws(self) -> Draws | None:
@@ -316,7 +319,7 @@ class Trainer:
             self._statistics[name] = self._statistics.get(name, torch.zeros_like(value)) + value
 
     def _pooled_statistics(self) -> dict[str, Tensor]:
-        """The sum over ranks, which the main rank goes on with and the others from zero."""
+        """The sum over ranks. The main rank continues from it, the others from zero."""
         pooled = {}
         for name, value in self._statistics.items():
             self.engine.all_reduce_sum(value)
@@ -329,12 +332,12 @@ class Trainer:
         self._statistics = {}
 
     def _logged(self) -> Metrics:
-        """Averages since the last time; this is where the host waits for the device."""
+        """Averages since the last time. Here the host waits for the device."""
         self.require_finite()
         return self._window.averages()
 
     def require_finite(self) -> None:
-        """Raise where a loss since the last log, or the last gradient, is not finite."""
+        """Raise if a loss since the last log, or the last gradient, is not finite."""
         if not all(map(math.isfinite, [*self._window.sums(), self._window.last_norm()])):
             none = self.store.latest() is None
             kept = "there is no checkpoint" if none else "the last checkpoint is intact"
@@ -355,7 +358,8 @@ def rank_rows(settings: TrainSettings, engine: Engine) -> list[slice]:
     micro = settings.micro_batch or share
     if share % micro:
         raise ValueError(
-            f"micro_batch must divide a process's share of the global batch, {share} sequences, got {micro}"
+            f"micro_batch must divide each process's share of the global batch, {share} sequences, "
+            f"got {micro}"
         )
     first = engine.rank * share
     return [slice(start, start + micro) for start in range(first, first + share, micro)]
@@ -371,7 +375,7 @@ def _recompute(network: Network) -> None:
     if not network.can_recompute:
         raise ValueError(
             f"train.recompute_activations must be false for a network of kind {network.config.kind}, whose "
-            "layers cannot be computed twice, got true"
+            "layers cannot be recomputed, got true"
         )
     network.recompute_layers()
 

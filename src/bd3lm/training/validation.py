@@ -1,7 +1,7 @@
-"""What is measured while training: held-out likelihood, the clip range, the variance of loss and gradient.
+"""Measurements during training: held-out likelihood, the clip range, the variance of loss and gradient.
 
-Every rank makes the same number of passes, since under FSDP2 all ranks must take part in a pass: a rank whose
-share is shorter evaluates a batch in which nothing is scored.
+Every rank makes the same number of passes, because FSDP2 needs all ranks in each pass. A rank with a shorter
+share evaluates a batch in which nothing is scored.
 """
 
 import math
@@ -36,7 +36,7 @@ class HeldOut:
     batches: Sequence[TokenBatch]
 
     def share(self, trainer: Trainer, limit: int | None = None) -> Iterator[tuple[int, TokenBatch]]:
-        """(index, batch) for this rank; every rank gets the same number of them."""
+        """(index, batch) for this rank. Every rank gets the same number of batches."""
         engine = trainer.engine
         total = len(self.batches) if limit is None else min(limit, len(self.batches))
         for step in range(math.ceil(total / engine.world)):
@@ -52,7 +52,7 @@ class HeldOut:
         *seed: int | str,
         limit: int | None = None,
     ) -> Tensor:
-        """The sum of what `work` gives, over all batches and ranks."""
+        """The sum of `work` over all batches and ranks."""
         parts = []
         for index, batch in self.share(trainer, limit):
             draws = objective.seeded_draws(batch, *seed, index)
@@ -64,7 +64,7 @@ class HeldOut:
 class LikelihoodValidator:
     """Perplexity of the held-out text: exact for AR, otherwise a bound, estimated with one draw of masks.
 
-    Where the objective's loss does not bound the likelihood, its nats are given without a perplexity.
+    If the objective's loss does not bound the likelihood, the nats are reported without a perplexity.
     """
 
     held_out: HeldOut
@@ -86,7 +86,7 @@ class LikelihoodValidator:
 
 @dataclass(frozen=True)
 class ClipSearchValidator:
-    """Searches the clip range as the objective says; training goes on with the range that was found."""
+    """Searches the clip range as the objective defines it. Training continues with the range it finds."""
 
     held_out: HeldOut
     seed: int = 0

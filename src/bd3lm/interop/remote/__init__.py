@@ -1,1 +1,1 @@
-"""Code that leaves the package beside an exported model, for transformers. Nothing here is imported by us."""
+"""Code that is exported with a model, for transformers. The package itself never imports it."""

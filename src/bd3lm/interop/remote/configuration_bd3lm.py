@@ -6,7 +6,8 @@ from transformers import PreTrainedConfig
 
 
 class BD3LMConfig(PreTrainedConfig):
-    """The network, the method and the mask, as bd3lm writes them, and what transformers asks for by name."""
+    """The network, the method and the mask, as bd3lm writes them, and the attributes that transformers
+    expects."""
 
     model_type = "bd3lm"
 
@@ -48,5 +49,5 @@ class BD3LMConfig(PreTrainedConfig):
 
     @property
     def max_position_embeddings(self) -> int | None:
-        """Positions that the network was trained on."""
+        """Positions the network was trained on."""
         return self.network.get("context")

@@ -1,4 +1,5 @@
-"""The config of an SDAR checkpoint: that of Qwen3, for programs that ask transformers' AutoConfig for it."""
+"""The config of an SDAR checkpoint, for programs that load it with transformers' AutoConfig. It extends
+Qwen3's."""
 
 from typing import Any
 
@@ -6,11 +7,11 @@ from transformers import Qwen3Config
 
 
 class SDARConfig(Qwen3Config):
-    """Qwen3's, with the block size and the mask as further fields."""
+    """Qwen3's config with two more fields: the block size and the mask."""
 
     model_type = "sdar"
 
     def __init__(self, **values: Any) -> None:
         super().__init__(**values)
-        if not hasattr(self, "rope_theta"):  # transformers 5 keeps it elsewhere, and engines ask for it here
+        if not hasattr(self, "rope_theta"):  # transformers 5 keeps it elsewhere, but engines read it here
             self.rope_theta = values.get("rope_theta", 10000.0)

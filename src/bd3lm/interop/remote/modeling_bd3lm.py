@@ -1,11 +1,11 @@
-"""A block diffusion language model (BD3-LM) for transformers: a network, and how it writes by blocks.
+"""A block diffusion language model (BD3-LM) for transformers: the network, and sampling in blocks.
 
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     model.generate(**tokenizer("Once", return_tensors="pt"), max_new_tokens=64)
 
-A text is written from left to right in blocks of some tokens, each of which begins as masks. A pass over a
-block predicts its masked tokens, and one of them is revealed, in an order that was drawn beforehand. Whoever
-sees whom is told at `BD3LMForCausalLM.forward`.
+A text is written from left to right in blocks of a few tokens. Each block begins as masks. A pass over the
+block predicts its masked tokens, and one of them is revealed, in an order drawn beforehand.
+`BD3LMForCausalLM.forward` documents which tokens see which.
 """
 
 import math
@@ -37,21 +37,21 @@ rotated_parts = _rotated_parts
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask) -> Tensor:
-    """softmax(q kᵀ / √d) v where the mask (queries, keys) allows it; a head of keys may serve several of
-    queries."""
+    """softmax(q kᵀ / √d) v where the mask (queries, keys) allows it. Each key/value head may serve several
+    query heads."""
     grouped = query.shape[1] != key.shape[1]
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=grouped)
 
 
 class Dropout(nn.Dropout):
-    """torch's own: what bd3lm's is drawn by is of no use here."""
+    """torch's own dropout: bd3lm's seeds are not needed here."""
 
     def forward(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
         return super().forward(x)
 
 
 class KVStore:
-    """Rotated keys and values of the finished text, of which the last `window` positions are seen."""
+    """Rotated keys and values of the finished text. A pass sees the last `window` positions."""
 
     def __init__(self, layers: int, window: int) -> None:
         self.window, self.length = window, 0
@@ -59,7 +59,7 @@ class KVStore:
         self._new: list[tuple[Tensor, Tensor] | None] = [None] * layers
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """All that a pass attends to: what is kept, and then its own."""
+        """Everything that a pass attends to: the kept keys and values, then its own."""
         kept = self._kept[layer]
         if kept is not None:
             key, value = (torch.cat(pair, dim=2) for pair in zip(kept, (key, value), strict=True))
@@ -67,7 +67,7 @@ class KVStore:
         return key, value
 
     def keep(self, tokens: int) -> None:
-        """The pass was over finished text."""
+        """Keep the keys and values of the last pass, which was over finished text."""
         self.length += tokens
         self._kept = [
             None if pair is None else (pair[0][:, :, -self.window :], pair[1][:, :, -self.window :])
@@ -75,7 +75,7 @@ class KVStore:
         ]
 
     def mask(self, layout: Layout, device: torch.device) -> Tensor:
-        """Who sees whom in a pass that follows the text: (positions, kept positions and own ones)."""
+        """Who sees whom in a pass after the text: (positions, kept positions and own ones)."""
         kept = min(self.length, self.window)
         query = torch.arange(layout.size, device=device).unsqueeze(1)
         key = torch.arange(-kept, layout.size, device=device).unsqueeze(0)
@@ -99,14 +99,14 @@ class Shape(SimpleNamespace):
 
 
 class BD3LMForCausalLM(PreTrainedModel):
-    """The network with its head, whose parameters have the names that bd3lm gives them."""
+    """The network with its head. Parameters have the same names as in bd3lm."""
 
     config_class = BD3LMConfig
     base_model_prefix = ""
     main_input_name = "input_ids"
-    _no_split_modules = ["Layer"]  # noqa: RUF012  # as transformers has it
+    _no_split_modules = ["Layer"]  # noqa: RUF012  # as transformers declares it
     _supports_sdpa = True
-    _tied_weights_keys = {"output.weight": "embedding.weight"}  # noqa: RUF012  # as transformers has it
+    _tied_weights_keys = {"output.weight": "embedding.weight"}  # noqa: RUF012  # as transformers declares it
 
     def __init__(self, config: BD3LMConfig) -> None:
         super().__init__(config)
@@ -140,11 +140,11 @@ class BD3LMForCausalLM(PreTrainedModel):
 
     @property
     def uses_noise(self) -> bool:
-        """Whether the output depends on the noise level given."""
+        """Whether the output depends on the noise level."""
         return bool(self.shape.time_conditioning)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """The vectors (..., width) of token ids (...), the mask among them."""
+        """The vectors (..., width) of token ids (...), which may include the mask."""
         vectors: Tensor = self._vectors(tokens)
         return vectors
 
@@ -155,17 +155,17 @@ class BD3LMForCausalLM(PreTrainedModel):
         noise: Tensor | None = None,
         output_hidden_states: bool | None = None,
     ) -> CausalLMOutput:
-        """Logits (rows, positions, vocabulary) at every token of some texts, none of them shifted.
+        """Logits (rows, positions, vocabulary) at every token of some texts, not shifted.
 
-        Blocks are counted from the first token. A block that holds a mask (`config.mask_id`) is one being
-        written: its tokens see all of it, and all before it. A block without is finished: its tokens see the
-        same or, where `config.method["causal_clean"]` says so, only themselves and what is before them, and
-        then their logits are of the next token. Only the last block should hold masks, since what comes
-        after would see them.
+        Blocks are counted from the first token. A block that contains a mask (`config.mask_id`) is being
+        written: its tokens see the whole block and everything before it. A block without masks is finished:
+        its tokens see the same. If `config.method["causal_clean"]` is true, they see only themselves and the
+        tokens before them, and their logits predict the next token. Only the last block should contain masks,
+        because later tokens would see them.
 
-        A network that is told the noise level (`config.network["time_conditioning"]`) needs `noise`,
-        −log(1 − mask rate), of each row or of each position. With `output_hidden_states` what the head reads
-        is in `hidden_states`.
+        A network that receives the noise level (`config.network["time_conditioning"]`) needs `noise`, −log(1
+        − mask rate), for each row or each position. With `output_hidden_states`, `hidden_states` has the
+        inputs of the head.
         """
         self._check(input_ids, attention_mask)
         length, n = input_ids.shape[1], self._block_size
@@ -208,7 +208,8 @@ class BD3LMForCausalLM(PreTrainedModel):
         store: KVStore | NoStore,
         noise: Tensor | None,
     ) -> Tensor:
-        """Hidden states of tokens (rows, n) at some positions of their texts, and what is `before` each."""
+        """Hidden states of tokens (rows, n) at some positions of their texts; `before` has the token before
+        each."""
         if self.config.method["previous_token"]:
             x = embed_with_previous(cast("Any", self), tokens, before, blank=self.config.mask_id)
         else:
@@ -250,12 +251,12 @@ class BD3LMForCausalLM(PreTrainedModel):
         eos_token_id: int | None = None,
         pad_token_id: int | None = None,
     ) -> Tensor:
-        """Texts (rows, tokens) that go on from prompts (rows, tokens) of one length, written by blocks.
+        """Continue prompts (rows, tokens) of one length to texts (rows, tokens), written in blocks.
 
-        Tokens are drawn at a temperature (0 takes the likeliest), of the `top_k` likeliest and of those that
-        hold `top_p` of the probability (by default `config.default_top_p`; 1 is the model itself). A text
-        ends after the first end token that is drawn, and is filled up with `pad_token_id`. A text depends on
-        its prompt, on the seed and on its place among the rows, and is the one that bd3lm writes.
+        Tokens are drawn at a temperature (0 takes the likeliest), from the `top_k` likeliest and from those
+        that hold `top_p` of the probability (by default `config.default_top_p`; 1 is the model itself). A
+        text ends after the first end token that is drawn, and is filled up with `pad_token_id`. A text
+        depends on its prompt, the seed and its row, and is the same as in bd3lm.
         """
         top_p = self.config.default_top_p if top_p is None else top_p
         eos = self.config.eos_token_id if eos_token_id is None else eos_token_id
@@ -281,7 +282,7 @@ class BD3LMForCausalLM(PreTrainedModel):
             self._read(text, 0, start, store)
         done = torch.zeros(rows, dtype=torch.bool, device=device)
         was_training = self.training
-        self.eval()  # with dropout nothing about it would be exact
+        self.eval()  # with dropout the results would not be exact
         try:
             for begin in range(start, text.shape[1], n):
                 if begin > start and isinstance(store, KVStore):
@@ -309,7 +310,7 @@ class BD3LMForCausalLM(PreTrainedModel):
         return _ended(text[:, : min(begin + n, length)], max(given, 1), eos, pad)
 
     def _plan(self, seeds: Tensor, begin: int, given: int, length: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The place (rows, 1) in a block that each pass reveals, and the mask rate (rows,) of that pass."""
+        """For each pass, the position (rows, 1) in the block to reveal, and the mask rate (rows,)."""
         positions = begin + torch.arange(self._block_size).expand(len(seeds), -1)
         masked = (positions >= given) & (positions < length)
         order, _, rate = first_hitting_order(seeds, positions, masked, self.config.method["lean"])
@@ -317,7 +318,7 @@ class BD3LMForCausalLM(PreTrainedModel):
             yield order[:, index : index + 1], rate[:, index]
 
     def _read(self, text: Tensor, begin: int, end: int, store: KVStore) -> None:
-        """Take in finished text, whole blocks of it."""
+        """Read finished text, in whole blocks."""
         tokens, positions = text[:, begin:end], torch.arange(begin, end, device=text.device)
         layout = self._layout(end - begin, finished=True)
         noise = torch.zeros(tokens.shape, device=text.device) if self.uses_noise else None
@@ -336,7 +337,7 @@ class BD3LMForCausalLM(PreTrainedModel):
         k: int | None,
         p: float,
     ) -> Tensor:
-        """Tokens (rows, 1) at a place (rows, 1) of each row's block, from one pass over the block."""
+        """Draw tokens (rows, 1) at a position (rows, 1) of each row's block, from one pass over the block."""
         n = self._block_size
         positions = begin + torch.arange(n, device=text.device)
         layout = self._layout(n, finished=False)
@@ -369,7 +370,7 @@ class BD3LMForCausalLM(PreTrainedModel):
             raise ValueError(f"input_ids must lie in 0..{most}, got values from {low} to {high}")
         if attention_mask is not None and not bool(attention_mask.bool().all()):
             raise ValueError(
-                "attention_mask must be 1 everywhere: texts of different lengths are passed one by one"
+                "attention_mask must be 1 everywhere: pass texts of different lengths one by one"
             )
 
 
@@ -387,7 +388,7 @@ def _check_settings(max_new_tokens: int, temperature: float, top_p: float, k: in
 
 
 def _ended(text: Tensor, written_from: int, eos: int | None, pad: int | None) -> Tensor:
-    """Texts that end with their first end token, filled up to the longest of them."""
+    """Texts cut after their first end token, and filled up to the longest of them."""
     if eos is None:
         return text
     is_end = text == eos

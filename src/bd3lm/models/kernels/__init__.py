@@ -1,1 +1,1 @@
-"""Triton: all kernels, one module a job. Imported only where one runs: elsewhere there may be no Triton."""
+"""All Triton kernels, one module per job. Imported only where one runs: elsewhere there may be no Triton."""

@@ -1,7 +1,7 @@
-"""Triton: logits to cross-entropies, and in place to their gradient. Imported only where there is CUDA.
+"""Triton: cross-entropies from logits, and their gradient in place. Imported only with CUDA.
 
-Both kernels are bound by memory, so nothing but logits is read for each of them, and the sum of the gradient
-over positions, the bias's own gradient, is taken while it is at hand.
+Both kernels are bound by memory, so each reads nothing but the logits. The second also sums the gradient over
+positions, which is the gradient of the bias, while it has the gradient at hand.
 """
 
 import torch
@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_PER_NAT = tl.constexpr(1.4426950408889634)  # log2 e: the hardware's exponential is of 2
-_PIECES, _LANES = 4, 1024  # logits of a row that are looked at together; a maximum is taken within each lane
+_PER_NAT = tl.constexpr(1.4426950408889634)  # log2 e: the hardware computes exponentials to base 2
+_PIECES, _LANES = 4, 1024  # logits of a row that are read together; each lane takes its own maximum
 _ROWS, _ROWS_AT_ONCE, _TOKENS = 128, 4, 1024  # the part of the gradient that one program computes
 
 
@@ -50,7 +50,7 @@ def grad_logits(logits: Tensor, totals: Tensor, targets: Tensor, weights: Tensor
 
 @triton.jit
 def _log_totals(logits, totals, stride, tokens, PIECES: tl.constexpr, LANES: tl.constexpr):
-    """One row a program. Each lane rescales its sum once for `PIECES` logits, not for each."""
+    """One row per program. Each lane rescales its sum once per `PIECES` logits instead of once per logit."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     place = tl.arange(0, PIECES)[:, None] * LANES + tl.arange(0, LANES)[None, :]
@@ -60,7 +60,7 @@ def _log_totals(logits, totals, stride, tokens, PIECES: tl.constexpr, LANES: tl.
         token = start + place
         score = tl.load(logits + token, mask=token < tokens, other=-float("inf")).to(tl.float32) * _PER_NAT
         larger = tl.maximum(largest, tl.max(score, 0))
-        # A lane that has met nothing but −∞ must not compute ∞ − ∞.
+        # A lane that has seen only −∞ must not compute ∞ − ∞.
         base = tl.where(larger == -float("inf"), 0.0, larger)
         total = total * tl.exp2(largest - base) + tl.sum(tl.exp2(score - base[None, :]), 0)
         largest = larger
@@ -82,7 +82,7 @@ def _grad_logits(
     AT_ONCE: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """`ROWS` rows of `TOKENS` tokens a program: their gradient, and its sum over these rows."""
+    """`ROWS` rows of `TOKENS` tokens per program: their gradient, and its sum over these rows."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     part = tl.program_id(1)
     grad_bias = tl.zeros((TOKENS,), tl.float32)

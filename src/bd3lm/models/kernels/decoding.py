@@ -1,9 +1,9 @@
-"""Triton: matrix products over few tokens, with the norm, bias, activation, gate and residual around them.
+"""Triton: matrix products over few tokens, fused with norm, bias, activation, gate and residual.
 
 A pass over a handful of tokens takes as long as its launches and the latency of its loads, not its
-arithmetic. So a layer is five launches (`ring` has the fifth), and a product has all its weights on
-their way at once, before the kernel before it has ended. Over many tokens products are the library's, and
-`add_norm` and `swiglu` are what lies between them. Imported only where there is CUDA.
+arithmetic. So a layer is five launches (the fifth is in `ring`), and a product starts loading all its weights
+at once, before the previous kernel has ended. Over many tokens the library computes the products, with
+`add_norm` and `swiglu` between them. Imported only with CUDA.
 """
 
 from dataclasses import dataclass, replace
@@ -33,11 +33,11 @@ __all__ = [
 
 Activation = Literal["gelu", "swiglu"]
 _ACTIVATIONS: dict[Activation | None, int] = {None: 0, "gelu": 1, "swiglu": 2}
-_SWIGLU = 1024  # features of a token that a program takes
+_SWIGLU = 1024  # features of a token in one program
 
 
 def supports(config: TransformerConfig, dtype: torch.dtype) -> bool:
-    """Whether these kernels can serve a network: heads of 16, 32, 64 or 128 numbers, at most 32 bits each."""
+    """Whether these kernels support a network: head_dim 16, 32, 64 or 128, and at most 32 bits per number."""
     head_dim = config.head_dim
     return (
         16 <= head_dim <= 128
@@ -48,7 +48,7 @@ def supports(config: TransformerConfig, dtype: torch.dtype) -> bool:
 
 @dataclass(frozen=True)
 class Tiles:
-    """How a product is cut: a program's tokens and features, of which it loads `depth` numbers at a time."""
+    """How a product is cut: the tokens and features of one program, which loads `depth` numbers at a time."""
 
     tokens: int
     features: int
@@ -57,8 +57,8 @@ class Tiles:
 
 
 def linear_tiles(tokens: int, features: int, depth: int, dtype: torch.dtype) -> Tiles:
-    """How a product of this shape is cut: what was measured fastest (docs/decisions.md)."""
-    if dtype == torch.float32:  # for exactness: no tensor cores, operands twice as large
+    """How to cut a product of this shape: the fastest choice measured (docs/decisions.md)."""
+    if dtype == torch.float32:  # exact: no tensor cores, operands twice as large
         return Tiles(tokens=16, features=16, depth=256, warps=8)
     return Tiles(
         tokens=16,
@@ -70,7 +70,7 @@ def linear_tiles(tokens: int, features: int, depth: int, dtype: torch.dtype) -> 
 
 @dataclass(frozen=True)
 class OtherWeight:
-    """A weight that takes the place of another at the tokens first..last − 1 of every `size`."""
+    """A weight that replaces the usual one at tokens first..last − 1 of every `size`."""
 
     weight: Tensor
     size: int
@@ -91,9 +91,9 @@ def norm_linear(
     other: OtherWeight | None = None,
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """norm(x) · weightᵀ + bias, then perhaps an activation: (M, K) to (M, N), rounded at each step.
+    """norm(x) · weightᵀ + bias, then an optional activation: (M, K) to (M, N), rounded at each step.
 
-    The norm is LayerNorm or RMSNorm. SwiGLU is SiLU of the first half of the features, times the other half.
+    The norm is LayerNorm or RMSNorm. SwiGLU is SiLU of the first half of the features times the second half.
     """
     return _launch_linear(
         x,
@@ -119,7 +119,7 @@ def linear_residual(
     other: OtherWeight | None = None,
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """residual + gate · (a · weightᵀ + bias), of (M, K) and (M, N), rounded at each step."""
+    """residual + gate · (a · weightᵀ + bias), from (M, K) and (M, N), rounded at each step."""
     return _launch_linear(a, weight, bias, residual=residual, gate=gate, other=other, tiles=tiles)
 
 
@@ -133,7 +133,7 @@ def add_norm(
     rms: bool = False,
     eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor]:
-    """residual + gate · branch, and its LayerNorm or RMSNorm, of (M, N), rounded at each step."""
+    """residual + gate · branch, and its LayerNorm or RMSNorm, both (M, N), rounded at each step."""
     tokens, features = residual.shape
     added, normed = torch.empty_like(residual), torch.empty_like(residual)
     width = triton.next_power_of_2(features)
@@ -156,7 +156,8 @@ def add_norm(
 
 
 def swiglu(x: Tensor) -> Tensor:
-    """SiLU of the first half of the features, times the other: (M, 2 N) to (M, N), rounded at each step."""
+    """SiLU of the first half of the features times the second half: (M, 2 N) to (M, N), rounded at each
+    step."""
     tokens, features = x.shape[0], x.shape[1] // 2
     out = torch.empty(tokens, features, device=x.device, dtype=x.dtype)
     _swiglu[(tokens, triton.cdiv(features, _SWIGLU))](
@@ -188,7 +189,7 @@ def _launch_linear(
     out = torch.empty(tokens, features, device=x.device, dtype=x.dtype)
     if other is None:
         tiles_of_tokens, size, first, last = triton.cdiv(tokens, cut.tokens), 0, 0, 0
-    else:  # a tile is all of one kind
+    else:  # all tokens of a tile use the same weight
         size, first, last = other.size, other.first, other.last
         others = tokens // size * (last - first)
         tiles_of_tokens = triton.cdiv(tokens - others, cut.tokens) + triton.cdiv(others, cut.tokens)
@@ -221,7 +222,7 @@ def _launch_linear(
     return out
 
 
-# One binary for all numbers of tokens, and of those that have another weight.
+# One binary for any number of tokens, whichever of them have another weight.
 @triton.jit(do_not_specialize=["tokens", "size", "first", "last"])
 def _linear(
     x,
@@ -248,7 +249,7 @@ def _linear(
     WARPS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """One tile of the product. What is known before `wait` is loaded there, the rest at once after it."""
+    """One tile of the product. It loads known addresses before `wait`, and the rest right after it."""
     start(OVERLAP)
     feature = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
     if other_weight is None:
@@ -258,7 +259,7 @@ def _linear(
         weight = tl.where(is_other, other_weight, weight)
     inside = (token < tokens)[:, None] & (feature < features)[None, :]
     place = token[:, None] * features + feature[None, :]
-    # The first part of the depth, which for all but deep products is all of it.
+    # The first part of the depth; for all but deep products this is all of it.
     some = _tile(weight, feature, features, 0, DEPTH, STEP, WARPS)
     factors = weight + features * DEPTH  # SwiGLU's second projection
     if ACTIVATION == 2:
@@ -323,8 +324,8 @@ def _linear(
 
 @triton.jit
 def _tokens_of_a_kind(tile, tokens, size, first, last, TOKENS: tl.constexpr):
-    """Those of a tile, and whether they are first..last − 1 of every `size`: the tiles of all others come
-    before. What pads a tile lies past the last token."""
+    """The tokens of a tile, and whether they are first..last − 1 of every `size`. Tiles of the other tokens
+    come first. Padding lies past the last token."""
     others = last - first
     tiles = tl.cdiv(tokens // size * (size - others), TOKENS)
     is_other = tile >= tiles
@@ -340,7 +341,7 @@ def _tokens_of_a_kind(tile, tokens, size, first, last, TOKENS: tl.constexpr):
 def _columns(begin, STEP: tl.constexpr, WARPS: tl.constexpr):
     """Columns begin..begin + STEP − 1 as (warps, 1, columns of a warp).
 
-    Each warp takes a share of the depth: one chain of all its products would take longer than the loads.
+    Each warp takes a share of the depth: a single chain of all products would take longer than the loads.
     """
     share: tl.constexpr = STEP // WARPS
     return begin + tl.arange(0, WARPS)[:, None, None] * share + tl.arange(0, share)[None, None, :]
@@ -348,7 +349,7 @@ def _columns(begin, STEP: tl.constexpr, WARPS: tl.constexpr):
 
 @triton.jit
 def _tile(matrix, row, rows, begin, DEPTH: tl.constexpr, STEP: tl.constexpr, WARPS: tl.constexpr):
-    """Some columns of some rows, (warps, rows, columns of a warp); zeros where the matrix has none."""
+    """Some columns of some rows, (warps, rows, columns of a warp); zeros outside the matrix."""
     column = _columns(begin, STEP, WARPS)
     inside = (row < rows)[None, :, None]
     if DEPTH % STEP != 0:
@@ -358,7 +359,7 @@ def _tile(matrix, row, rows, begin, DEPTH: tl.constexpr, STEP: tl.constexpr, WAR
 
 @triton.jit
 def _vector(vector, begin, DEPTH: tl.constexpr, STEP: tl.constexpr, WARPS: tl.constexpr):
-    """As `_tile`, of a single row, in float32."""
+    """Like `_tile`, for a single row, in float32."""
     return _tile(vector, tl.arange(0, 1), 1, begin, DEPTH, STEP, WARPS).to(tl.float32)
 
 
@@ -374,8 +375,8 @@ def _statistics(
     STEP: tl.constexpr,
     WARPS: tl.constexpr,
 ):
-    """Mean and inverse standard deviation of each token's row, whose first part is at hand; of RMSNorm, which
-    centres nothing, the mean is 0."""
+    """Mean and inverse standard deviation of each token's row; the first part is already loaded. RMSNorm does
+    not center, so its mean is 0."""
     if RMS:
         mean = tl.zeros((1, 1, 1), tl.float32)
     else:
@@ -392,7 +393,7 @@ def _statistics(
 
 @triton.jit
 def _squares(part, mean, begin, DEPTH: tl.constexpr, STEP: tl.constexpr, WARPS: tl.constexpr):
-    """Each warp's sums of squares of what a part differs from the mean."""
+    """Each warp's sum of squared differences between a part and the mean."""
     apart = part.to(tl.float32) - mean
     if DEPTH % STEP != 0:
         apart = tl.where(_columns(begin, STEP, WARPS) < DEPTH, apart, 0.0)
@@ -414,7 +415,7 @@ def _add_norm(
     WIDTH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """One token. As in `_linear`, weights are loaded before `wait`."""
+    """One token per program. As in `_linear`, weights are loaded before `wait`."""
     start(OVERLAP)
     feature = tl.arange(0, WIDTH)
     inside = feature < FEATURES
@@ -432,7 +433,7 @@ def _add_norm(
     x = (before + y.to(tl.float32)).to(added.dtype.element_ty)
     tl.store(added + place, x, mask=inside)
     x = x.to(tl.float32)
-    apart = x  # which is 0 past the features
+    apart = x  # 0 past the features
     if not RMS:
         apart = tl.where(inside, x - tl.sum(x, 0) / FEATURES, 0.0)
     z = apart / tl.sqrt(tl.sum(apart * apart, 0) / FEATURES + eps) * gain

@@ -1,22 +1,23 @@
-"""Triton: logits to tokens, with the counter's own noise and no sort. Imported only where there is CUDA.
+"""Triton: draw tokens from logits, with the counter's own noise and no sort. Imported only with CUDA.
 
-Why no sort is needed. Tokens are ordered by likelihood, equal ones by the lower index first, and the nucleus
-is the first so many of that order. The draw is the token of the nucleus with the highest score, which is its
-logit over the temperature plus its Gumbel number: the normalisation adds the same to all scores.
+Why no sort is needed: order tokens by likelihood, equal ones by index. The nucleus is the start of this
+order. The draw is the token of the nucleus with the highest score, where a score is the logit over the
+temperature plus the token's Gumbel number. Normalizing adds the same number to all scores, so we leave it
+out.
 
-Take the highest score among all tokens. If its token lies in the nucleus, it is the highest score of the
-nucleus too, so it is the draw. To know that, one sum is enough: the probability of all that is likelier. If
-the token lies outside, then so does all that is no likelier, and the nucleus is a part of what is likelier:
-take the highest score among those, and ask again. The set that is left always holds the whole nucleus, and it
-shrinks every time, at the latest to the likeliest token, which is never outside. The first token is outside
-with the probability that the nucleus leaves out, so at p = 0.9 there is rarely a second round.
+Take the token with the highest score of all. If it lies in the nucleus, it also has the highest score there,
+so it is the draw. One sum decides this: the total probability of all likelier tokens. If the token lies
+outside, all tokens that are no likelier lie outside too. Keep only the likelier tokens, take the highest
+score among them, and check again. The remaining set always contains the whole nucleus and shrinks every
+round, at the latest to the likeliest token, which is never outside. The first token is outside with the
+probability that the nucleus leaves out, so at p = 0.9 there is rarely a second round.
 
-Most tokens cannot have the highest score, and to see that takes less than two logarithms in 64 bits: since
-−log u ≥ 1 − u, a Gumbel number −log(−log u) is at most −log(1 − u), which is close where it is large. Only
-where a logit plus that bound reaches the highest score so far are scores computed.
+Most tokens cannot have the highest score, and showing this takes less than two 64-bit logarithms: since −log
+u ≥ 1 − u, a Gumbel number −log(−log u) is at most −log(1 − u), which is a close bound where the number is
+large. We compute a score only if the logit plus this bound reaches the highest score so far.
 
-Rounding: `RowSharpening.draw` orders and scores float32 log-probabilities and sums their exponentials; here
-all of it is done with the logits themselves. The two differ where scores, or a sum and p, lie within some
+Rounding: `RowSharpening.draw` orders and scores float32 log-probabilities and sums their exponentials. This
+kernel works with the logits themselves. The two can differ where two scores, or a sum and p, are within about
 1e-6 of each other.
 """
 
@@ -27,9 +28,9 @@ from torch import Tensor
 
 from bd3lm.counter import GOLDEN, MIX_1, MIX_2, MOST_POSITIONS, PURPOSES, Purpose
 
-_TILE, _WARPS = 128, 1  # tokens that a program scores together, or finds that it need not
-_PROGRAMS = 8192  # that share the scoring, about: enough to fill a card
-_ROW_TILE, _ROW_WARPS = 4096, 16  # tokens of a row that its one program then looks at together
+_TILE, _WARPS = 128, 1  # tokens that a program scores, or skips, together
+_PROGRAMS = 8192  # programs that share the scoring, about: enough to fill a GPU
+_ROW_TILE, _ROW_WARPS = 4096, 16  # tokens of a row that its one program then reads together
 
 _GOLDEN = tl.constexpr(GOLDEN)
 _MIX_1 = tl.constexpr(MIX_1)
@@ -37,7 +38,7 @@ _MIX_2 = tl.constexpr(MIX_2)
 _MOST_POSITIONS = tl.constexpr(MOST_POSITIONS)
 _PURPOSES = tl.constexpr(PURPOSES)
 _TOKEN = tl.constexpr(int(Purpose.TOKEN))
-# Of the size of a score, which is that of its logit but for 37: more than float32 loses of a sum of the two.
+# Relative to the size of a score, which is within 37 of its logit: more than rounding takes from their sum.
 _ROUNDING = tl.constexpr(2.0**-20)
 
 
@@ -52,15 +53,16 @@ def draw(
     top_p: Tensor | None,
     inclusive: Tensor,
 ) -> Tensor:
-    """Tokens (n,) for logits (n, vocabulary), as `RowSharpening.draw` of `subs_at_masks(logits, mask_id)`.
+    """Tokens (n,) for logits (n, vocabulary), as from `RowSharpening.draw` of `subs_at_masks(logits,
+    mask_id)`.
 
-    seeds and positions are int64 (n,), repeat int64 (n,) or (1,). temperature and top_p, both float64, and
-    inclusive, a bool, are one for each text (texts,), of which each has as many rows of logits, side by side;
-    without top_p there is no nucleus. Rows of logits may lie further apart than they are long. Nothing is
-    read by the host: a CUDA graph may replay the call on other values.
+    seeds and positions are int64 (n,), repeat is int64 (n,) or (1,). temperature and top_p are float64 and
+    inclusive is bool, all with one value per text (texts,). Every text has the same number of logit rows,
+    next to each other. Without top_p there is no nucleus. The stride between rows of logits may exceed their
+    length. The host reads nothing, so a CUDA graph can replay the call with other values.
     """
     if logits.stride(1) != 1:
-        raise ValueError(f"logits of a row must lie side by side, got strides {logits.stride()}")
+        raise ValueError(f"logits of a row must be contiguous, got strides {logits.stride()}")
     rows, vocabulary = logits.shape
     tiles = triton.cdiv(vocabulary, _TILE)
     chunk = triton.cdiv(tiles, max(1, _PROGRAMS // max(rows, 1))) * _TILE
@@ -106,7 +108,7 @@ def _score(
     chunk,
     TILE: tl.constexpr,
 ):
-    """One chunk of one row a program: the highest score, its token, and the largest logit."""
+    """One chunk of one row per program: the highest score, its token, and the largest logit."""
     row = tl.program_id(0).to(tl.int64)
     inverse_temperature = (1.0 / tl.load(temperatures + row // each)).to(tl.float32)
     logits += row * stride
@@ -116,7 +118,7 @@ def _score(
     top = tl.full((TILE,), -float("inf"), tl.float32)
     best = tl.full((TILE,), -float("inf"), tl.float64)
     best_at = tl.full((TILE,), 0, tl.int32) + first
-    bar = -float("inf")  # what a score must reach
+    bar = -float("inf")  # the least score that counts
     for start in range(first, tl.minimum(first + chunk, vocabulary), TILE):
         scaled = _scaled(logits, start + column, vocabulary, mask_id, inverse_temperature)
         top = tl.maximum(top, scaled)
@@ -125,7 +127,7 @@ def _score(
         if tl.max(hopeful.to(tl.int32), 0) > 0:
             best, best_at = _better(best, best_at, scaled, start + column, words)
             highest = tl.max(best, 0).to(tl.float32)
-            # Of an infinite score this is NaN, and nothing after it is hopeful: no later token is before it.
+            # If the score is infinite this is NaN, and no later token is scored: none could come first.
             bar = highest - (tl.abs(highest) + 100.0) * _ROUNDING
     at = row * tl.num_programs(1) + tl.program_id(1)
     score, candidate = _highest(best, best_at)
@@ -157,9 +159,10 @@ def _settle(
     CHUNKS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """One row a program: the highest score of all, then of likelier tokens until it is in the nucleus.
+    """One row per program: the highest score of all, then of likelier tokens until it is in the nucleus.
 
-    Each time round, one pass finds what is likelier than the candidate, and a second, rarely, the next one.
+    In each round, one pass sums what is likelier than the candidate. Rarely, a second pass finds the next
+    candidate.
     """
     row = tl.program_id(0).to(tl.int64)
     inverse_temperature = (1.0 / tl.load(temperatures + row // each)).to(tl.float32)
@@ -187,8 +190,8 @@ def _settle(
                 before += tl.where(_is_likelier(scaled, start + column, own, candidate), mass, 0.0)
             limit = top_p * tl.sum(total, 0)
             likelier = tl.sum(before, 0)
-            # Written so that NaN is never outside: the loop must end whatever the logits are.
-            # Under the other rule the likeliest token, before which there is nothing, is kept in any case.
+            # NaN must never count as outside: the loop must end whatever the logits are. The exclusive rule
+            # always keeps the likeliest token, which has nothing before it.
             crossing = (likelier > 0.0) & (likelier + tl.exp(own - top) > limit)
             outside = tl.where(inclusive, likelier >= limit, crossing)
             if outside:
@@ -202,13 +205,13 @@ def _settle(
                         words = _words(key, start + column)
                         best, best_at = _better(best, best_at, scaled, start + column, words)
                 _, candidate = _highest(best, best_at)
-    # Nothing is higher than −∞ where all logits are NaN, or −∞: no distribution, see `or_mask`.
+    # Nothing is higher than −∞ if all logits are NaN or −∞: there is no distribution, see `or_mask`.
     tl.store(tokens + row, tl.where(highest > -float("inf"), candidate, mask_id).to(tl.int64))
 
 
 @triton.jit
 def _scaled(logits, columns, vocabulary, mask_id, inverse_temperature):
-    """Logits over the temperature: log-probabilities but for a constant; −∞ where no token may be."""
+    """Logits over the temperature: log-probabilities up to a constant; −∞ for tokens that are not allowed."""
     possible = (columns < vocabulary) & (columns != mask_id)
     return tl.load(logits + columns, mask=possible, other=-float("inf")).to(tl.float32) * inverse_temperature
 
@@ -220,7 +223,7 @@ def _is_likelier(scaled, columns, own, candidate):
 
 @triton.jit
 def _better(best, best_at, scaled, columns, words):
-    """The highest score that each lane has met, and where; the first of equal ones."""
+    """The highest score that each lane has seen, and its token; the first of equal ones."""
     score = scaled.to(tl.float64) + _gumbel(words)
     better = score > best
     return tl.where(better, score, best), tl.where(better, columns, best_at)
@@ -228,12 +231,12 @@ def _better(best, best_at, scaled, columns, words):
 
 @triton.jit
 def _highest(best, best_at):
-    """Over all lanes; of equal ones that of the lowest token."""
+    """The highest over all lanes; of equal ones the lowest token."""
     highest = tl.max(best, 0)
     return highest, tl.min(tl.where(best == highest, best_at, 2147483647), 0)
 
 
-# --- as in bd3lm.counter, bit for bit ---
+# --- the same as in bd3lm.counter, bit for bit ---
 
 
 @triton.jit
@@ -267,6 +270,6 @@ def _gumbel(words):
 
 @triton.jit
 def _gumbel_bound(words):
-    """What `_gumbel` is at most, in float32: −log(1 − u) for the largest u with these first 24 bits."""
+    """An upper bound of `_gumbel` in float32: −log(1 − u) for the largest u with these first 24 bits."""
     rest = (16777215 - _shift_right(words, 40).to(tl.int32)).to(tl.float32)
     return -tl.log(tl.maximum(rest, 1.8626451492309570e-09) * 5.9604644775390625e-08)  # 2^-29 and 2^-24

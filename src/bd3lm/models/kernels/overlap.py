@@ -1,9 +1,10 @@
-"""Triton: kernels that start while the one before them still runs. Imported only where there is CUDA.
+"""Triton: kernels that start while the previous one still runs. Imported only with CUDA.
 
-In a chain of small kernels most of the time is spent between them. A kernel that is launched with `overlap`,
-calls `start` first and `wait` before it touches anything but weights may begin as soon as all programs of the
-one before it have begun. After `wait` all earlier kernels are done, since each waits for the one before it.
-Weights are what no such kernel writes; what torch's own kernels wrote is there, as they let nothing overtake.
+In a chain of small kernels most of the time passes between them. A kernel launched with `overlap` may begin
+as soon as all programs of the previous kernel have begun. It must call `start` first, and `wait` before it
+touches anything but weights. After `wait` all earlier kernels are done, since each waits for the one before
+it. Weights are safe to load early: no kernel of this kind writes them, and torch's own kernels let nothing
+overtake them.
 """
 
 from functools import lru_cache
@@ -16,20 +17,21 @@ import triton.language as tl
 
 @lru_cache(maxsize=16)
 def overlap(device: torch.device) -> dict[str, Any]:
-    """Options of every launch: whether it may start before the launch before it has finished."""
+    """Launch options: whether the kernel may start before the previous one has finished."""
     can = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
     return {"OVERLAP": True, "launch_pdl": True} if can else {"OVERLAP": False}
 
 
 @triton.jit
 def start(OVERLAP: tl.constexpr):
-    """Let the next kernel load its weights; it waits for all of this one before it looks at anything else."""
+    """Let the next kernel load its weights. It waits for the end of this kernel before it reads anything
+    else."""
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
 def wait(OVERLAP: tl.constexpr):
-    """Until all that earlier kernels write is there, and nothing they read is needed any more."""
+    """Wait until earlier kernels have written all their results and no longer read anything."""
     if OVERLAP:
         tl.extra.cuda.gdc_wait()

@@ -1,4 +1,4 @@
-"""Triton: attention of a pass over a KV ring, and its rotations. Imported only where there is CUDA."""
+"""Triton: attention of a pass over a KV ring, and its rotations. Imported only with CUDA."""
 
 import math
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ from bd3lm.models.layouts import (
 )
 from bd3lm.models.rotary import RotaryScaling, Rotation, frequencies
 
-_PROGRAMS = 132  # about as many as a card has multiprocessors; fewer are split over the text
-_LEAST_TEXT = 64  # positions that are worth a program of their own
+_PROGRAMS = 132  # about as many as a GPU has multiprocessors; with fewer, the text is split
+_LEAST_TEXT = 64  # positions that justify a program of their own
 
 
 def rotations(
@@ -36,9 +36,10 @@ def rotations(
     scaling: RotaryScaling | None = None,
     places: Tensor | None = None,
 ) -> Rotation:
-    """cos and sin (rows, segment, head_dim / 2) of the positions from each end on, as `rotary.rotation`.
+    """cos and sin (rows, segment, head_dim / 2) of consecutive positions from each end, as in
+    `rotary.rotation`.
 
-    With `places` (segment,) the positions do not follow one another, but lie so far from each end.
+    With `places` (segment,) the positions are not consecutive: each place is a distance from the end.
     """
     shape = (ends.shape[0], segment, head_dim // 2)
     cos, sin = (torch.empty(shape, device=ends.device, dtype=torch.float32) for _ in range(2))
@@ -58,13 +59,14 @@ def rotations(
 
 @lru_cache(maxsize=16)
 def _frequencies(head_dim: int, base: float, scaling: RotaryScaling, device: torch.device) -> Tensor:
-    """Made once: a pass of few tokens notices every launch."""
+    """Computed once: a pass over few tokens notices every launch."""
     return frequencies(head_dim, base=base, scaling=scaling, device=device)
 
 
 @triton.jit
 def _rotate(ends, places, slopes, cos, sin, SLOPE: tl.constexpr, HALF: tl.constexpr, OVERLAP: tl.constexpr):
-    """One token. In double precision, which the angles of a long text need; an argument would be single."""
+    """One token, in double precision, which the angles of a long text need. A kernel argument would be
+    single."""
     start(OVERLAP)
     row, token = tl.program_id(0), tl.program_id(1)
     index = tl.arange(0, HALF)
@@ -84,11 +86,11 @@ def _rotate(ends, places, slopes, cos, sin, SLOPE: tl.constexpr, HALF: tl.conste
 
 @dataclass(frozen=True)
 class RingRule:
-    """Who sees whom in a pass through a ring, in numbers.
+    """Who sees whom in a pass through a ring, as numbers.
 
-    A token sees the groups of `block_size` of the pass up to its own, but the first `causal` tokens only
-    what is not after them; of the text, the `window` positions before its group. Passes of a layout that is
-    `listed` follow no such rule: there each pair of tokens is looked up.
+    A token sees the groups of `block_size` in the pass up to its own group, except that the first `causal`
+    tokens see nothing after themselves. Of the text it sees the `window` positions before its group. If
+    `listed` is set, the pass does not follow this rule: a table then holds each pair of tokens.
     """
 
     window: int
@@ -106,18 +108,18 @@ class RingRule:
 
 
 class Listing(NamedTuple):
-    """What `KVCache.mask` says of a pass, token by token."""
+    """`KVCache.mask` for a pass, token by token."""
 
-    allowed: Tensor  # (size, size), 1 where a token sees another of the pass, and else 0
-    groups: Tensor  # (size,) where the group of each begins, counted from the end of the text
-    places: Tensor  # (size,) where each sits, counted so too
+    allowed: Tensor  # (size, size), 1 if a token sees another token of the pass, else 0
+    groups: Tensor  # (size,) where each token's group begins, counted from the end of the text
+    places: Tensor  # (size,) where each token sits, counted from the end of the text
 
 
-@cache  # for good, and not the latest alone: CUDA graphs read it where it lies
+@cache  # never dropped, not even older ones: CUDA graphs read it at its address
 def _listing(layout: Layout, window: int, device: torch.device) -> Listing:
     token = torch.arange(layout.size, device="cpu")
     groups, places = layout.group_start(token), layout.text_positions()
-    # A group that begins further from the text than the window is long has lost the first tokens of the pass.
+    # If a group begins further from the text than the window, it no longer sees the first tokens of the pass.
     allowed = layout.dense() & (token >= groups.unsqueeze(1) - window)
     return Listing(
         allowed.to(device, torch.uint8), groups.to(device, torch.int32), places.to(device, torch.int32)
@@ -125,7 +127,7 @@ def _listing(layout: Layout, window: int, device: torch.device) -> Listing:
 
 
 def ring_rule(layout: Layout, window: int, segment_capacity: int) -> RingRule | None:
-    """The rule of a layout's passes through a ring; None if it is not one that the kernel knows."""
+    """The rule of a layout's passes through a ring; None if the kernel does not know this layout."""
     causal = 0
     if type(layout) is Causal:
         block_size = 1
@@ -146,7 +148,7 @@ def ring_rule(layout: Layout, window: int, segment_capacity: int) -> RingRule | 
 
 @dataclass(frozen=True)
 class RingTiles:
-    """How attention is cut: queries and text positions looked at together, programs that share a text."""
+    """How attention is cut: queries and text positions per step, and programs that share a text."""
 
     queries: int
     text: int
@@ -156,8 +158,8 @@ class RingTiles:
 
 
 def ring_tiles(programs: int, reads: int, capacity: int, head_dim: int, dtype: torch.dtype) -> RingTiles:
-    """How attention is cut for this many rows and heads of keys together, and queries of each: the positions
-    that are read, times the heads that share the keys."""
+    """How to cut attention, given the number of programs (rows times key/value heads) and of reads per
+    program (positions read times the query heads that share a key/value head)."""
     queries = min(max(triton.next_power_of_2(reads), 16), 64)
     programs *= triton.cdiv(reads, queries)
     splits = max(min(_PROGRAMS // max(programs, 1), capacity // _LEAST_TEXT), 1)
@@ -183,12 +185,12 @@ def attend_ring(
 ) -> Tensor:
     """Rotate a pass's queries and keys, attend to the ring and to the pass, and write the pass into the ring.
 
-    qkv (rows, segment, (heads + 2 kv_heads) · head_dim) are the queries, keys and values as projected. cos
-    and sin (rows, segment, head_dim / 2) are in float32. keys and values (rows, kv_heads, capacity, head_dim)
-    are one layer's ring, starts and ends (rows,) its text's, as in `KVCache`. With `query_norm` and
-    `key_norm` (head_dim,) each head goes through an RMSNorm of these weights before it is rotated. Gives
-    (rows, stop − start, heads · head_dim) for the positions in `read`; where there are none, only the ring is
-    written.
+    qkv (rows, segment, (heads + 2 kv_heads) · head_dim) holds the projected queries, keys and values. cos and
+    sin (rows, segment, head_dim / 2) are float32. keys and values (rows, kv_heads, capacity, head_dim) are
+    one layer's ring, and starts and ends (rows,) delimit its text, as in `KVCache`. With `query_norm` and
+    `key_norm` (head_dim,), each head passes an RMSNorm with these weights before its rotation. Returns (rows,
+    stop − start, heads · head_dim) for the positions in `read`. If `read` is empty, the kernel only writes
+    the ring.
     """
     (rows, segment, width), (_, kv_heads, capacity, head_dim) = qkv.shape, keys.shape
     heads = width // head_dim - 2 * kv_heads
@@ -206,7 +208,7 @@ def attend_ring(
     cut = tiles or ring_tiles(rows * kv_heads, queries, capacity, head_dim, qkv.dtype)
     splits = cut.splits if reads else 1
     out = torch.empty(rows, reads, heads * head_dim, device=qkv.device, dtype=qkv.dtype)
-    # For each split the sum of values, then the sum of weights and the largest score, in float32.
+    # For each split: the sum of values, the sum of weights and the largest score, in float32.
     partial = None
     if splits > 1:
         shape = (rows, heads, reads, splits, head_dim + 2)
@@ -295,13 +297,13 @@ def _attend(
     SCALE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Some queries of one row, of the heads that share one of keys and values, over a share of its text.
+    """Some queries of one row and one key/value head, over a share of the text.
 
-    Other programs may write the ring meanwhile, which disturbs nobody. A query sees positions p of the text
-    with end − window ≤ p < end; written are w with end ≤ w < end + segment. So 0 < w − p < segment + window
-    ≤ capacity, and two positions share a slot only if they lie a multiple of the capacity apart. The pass's
-    own keys and values are taken from `qkv`, never from the ring. A `Listing` is written by no such kernel,
-    so it is not waited for.
+    Other programs may write the ring meanwhile, which is safe. A query sees positions p of the text with end
+    − window ≤ p < end; the positions w being written have end ≤ w < end + segment. So 0 < w − p < segment +
+    window ≤ capacity, and two positions share a slot only if they are a multiple of the capacity apart. The
+    pass's own keys and values come from `qkv`, never from the ring. No kernel of this kind writes a
+    `Listing`, so it is read without waiting.
     """
     start(OVERLAP)
     KV_HEADS: tl.constexpr = HEADS // GROUPS
@@ -319,9 +321,9 @@ def _attend(
     cos += row * SEGMENT * (DIM // 2)
     sin += row * SEGMENT * (DIM // 2)
     column = tl.arange(0, DIM)[None, :]
-    place = tile * QUERIES + tl.arange(0, QUERIES)  # position after position, each with all its heads
+    place = tile * QUERIES + tl.arange(0, QUERIES)  # position by position, each with all its heads
     head = kv_head * GROUPS + place % GROUPS
-    # Queries that pad the tile are of the last position, so that every softmax is over something.
+    # Queries that pad the tile repeat the last position, so that every softmax has something to sum.
     query = tl.minimum(FIRST + place // GROUPS, tl.maximum(FIRST + READS, 1) - 1)
     if allowed is None:
         group = query // BLOCK * BLOCK
@@ -332,12 +334,12 @@ def _attend(
         text_place = tl.load(places + query)
         first_group = tl.min(group, 0)
     wait(OVERLAP)
-    # All positions are counted from the end of the text from here on.
+    # From here on all positions are counted from the end of the text.
     end = tl.load(ends + row)
     first = tl.maximum(tl.load(starts + row) - end, -window).to(tl.int32)
     end_slot = ((end + segment_capacity) % capacity).to(tl.int32)
     q = _rotated(qkv + (head * DIM)[:, None], query_norm, eps, cos, sin, query, DIM, WIDTH)
-    largest = tl.full((QUERIES,), -1e30, tl.float32)  # finite: a share of the text may show a query nothing
+    largest = tl.full((QUERIES,), -1e30, tl.float32)  # finite: a query may see nothing in this share
     total = tl.zeros((QUERIES,), tl.float32)
     mixture = tl.zeros((QUERIES, DIM), tl.float32)
 
@@ -359,7 +361,7 @@ def _attend(
             else:
                 pair = query[:, None] * SEGMENT + token[None, :]
                 seen = there[None, :] & (tl.load(allowed + pair) != 0)
-            # Where the text begins inside the pass, the tokens before it see each other and are seen by none.
+            # If the text begins inside the pass, the tokens before it see each other, and nothing sees them.
             seen = seen & ((key[None, :] >= first) | (text_place[:, None] < first))
             largest, total, mixture = _take(q, k, v, seen, largest, total, mixture, SCALE)
 
@@ -394,8 +396,8 @@ def _attend(
 
 @triton.jit
 def _rotated(part, norm, eps, cos, sin, token, DIM: tl.constexpr, WIDTH: tl.constexpr):
-    """Some tokens' queries or keys, normed or not, and rotated by their text positions as `rotary.rotate`
-    does. `part` is where those of position 0 lie, (1, 1) or for each token."""
+    """The queries or keys of some tokens, with or without a norm, rotated by their text positions as
+    `rotary.rotate` does. `part` points to those of position 0, as (1, 1) or per token."""
     column = tl.arange(0, DIM)
     other = (column + DIM // 2) % DIM
     angle = token[:, None] * (DIM // 2) + (column % (DIM // 2))[None, :]
@@ -413,7 +415,7 @@ def _rotated(part, norm, eps, cos, sin, token, DIM: tl.constexpr, WIDTH: tl.cons
 
 @triton.jit
 def _take(q, k, v, seen, largest, total, mixture, SCALE: tl.constexpr):
-    """Add some keys to a softmax under way: the largest score, the sum of weights, the weighted values."""
+    """Add some keys to a running softmax: the largest score, the sum of weights, the weighted values."""
     score = tl.dot(q, tl.trans(k), input_precision="ieee") * SCALE
     score = tl.where(seen, score, -float("inf"))
     larger = tl.maximum(largest, tl.max(score, 1))
@@ -434,7 +436,7 @@ def _combine(
     PADDED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """The softmax of one query of one head over its whole text, from those over the shares."""
+    """The softmax of one query of one head over its whole text, combined from its shares."""
     start(OVERLAP)
     program = tl.program_id(0)
     row = program // (HEADS * READS)

@@ -1,7 +1,7 @@
-"""Triton: the gradient of a projection whose queries and keys were rotated, in one pass.
+"""Triton: the gradient of a projection with rotated queries and keys, in one pass.
 
-A compiler writes the rotated gradients first and puts the three parts together in a second pass over them.
-Imported only where there is CUDA.
+A compiler would write the rotated gradients first and join the three parts in a second pass. Imported only
+with CUDA.
 """
 
 import torch
@@ -15,8 +15,8 @@ _PAIRS = 2048  # numbers of each half that a program rotates
 
 @custom_op("bd3lm::joined_gradient", mutates_args=())
 def joined_gradient(query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Gradients of queries (rows, positions, heads, head_dim), keys and values (.., kv_heads, head_dim) as
-    that of their projection (rows, positions, (heads + 2 kv_heads) · head_dim).
+    """Join the gradients of queries (rows, positions, heads, head_dim), keys and values (.., kv_heads,
+    head_dim) into the gradient of their projection (rows, positions, (heads + 2 kv_heads) · head_dim).
 
     cos and sin (positions, head_dim / 2) rotated queries and keys.
     """
@@ -80,7 +80,7 @@ def _join(
     WIDTH: tl.constexpr,
     LINES: tl.constexpr,
 ):
-    """Some heads of some positions of one of the three parts: rotated back, except values."""
+    """Some heads at some positions of one of the three parts: rotated back, except for values."""
     part = tl.program_id(1)
     line = tl.program_id(0).to(tl.int64) * LINES + tl.arange(0, LINES)
     if part == 0:
