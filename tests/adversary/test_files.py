@@ -1,14 +1,14 @@
 """What stands where a file should: pipes, devices, links elsewhere; names that are no text; a full disk."""
 
+import errno
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from safetensors import SafetensorError
 
 from bd3lm.cli import main
 from bd3lm.commands.shared import records
@@ -195,12 +195,14 @@ def test_a_source_whose_name_is_no_text_is_prepared(tmp_path: Path) -> None:
 def test_weights_that_do_not_fit_are_one_line(
     run: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise SafetensorError("Error while serializing: I/O error: No space left on device")
+    def full(*_: object) -> Iterator[bytes]:
+        yield b"half"
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(weights, "save_file", full)
+    monkeypatch.setattr(weights, "file_pieces", full)
     line = fails(capsys, "convert", str(run / "model"), str(tmp_path / "out"))
-    assert "model.safetensors could not be written: Error while serializing: I/O error: No space left" in line
+    assert "No space left on device" in line
+    assert "model.safetensors" in line
     assert not list((tmp_path / "out").glob("*"))
 
 

@@ -1,4 +1,5 @@
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -128,11 +129,11 @@ def test_a_model_may_be_saved_over_itself(tmp_path: Path) -> None:
 def test_a_failed_save_leaves_the_old_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, _ = load(saved(tmp_path))
 
-    def fail(tensors: object, path: Path, **_: object) -> None:
-        path.write_bytes(b"half")
+    def fail(*_: object) -> Iterator[bytes]:
+        yield b"half"
         raise OSError("disk full")
 
-    monkeypatch.setattr(weights_module, "save_file", fail)
+    monkeypatch.setattr(weights_module, "file_pieces", fail)
     with pytest.raises(OSError, match="disk full"):
         save(*small_model(seed=1), tmp_path)
     assert_same(old, load(tmp_path)[0])
@@ -140,7 +141,7 @@ def test_a_failed_save_leaves_the_old_model(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_new_folder_gets_its_config_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights_module, "save_file", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(weights_module, "file_pieces", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         save(*small_model(), tmp_path / "new")
     assert list((tmp_path / "new").iterdir()) == []

@@ -295,6 +295,7 @@ UNSAID = {
     "train.log_every",
     "train.micro_batch",
     "train.precision",
+    "train.recompute_activations",
     "train.seed",
     "train.validate_every",
 }
