@@ -184,8 +184,8 @@ class Sample(Command):
         )
         return 0
 
-    def settings_for(self, method: "Method", schema: str | None) -> "Settings":
-        """What the flags ask of a model of this method, with what --json-schema names."""
+    def settings_for(self, method: "Method", schema: str | None = None) -> "Settings":
+        """What the flags ask of a model of this method, with the JSON schema in the file that they name."""
         from bd3lm.commands.sample.checks import bias_of
         from bd3lm.commands.sample.unmasking import speculation_of, unmasking_rule
         from bd3lm.lm import Settings
