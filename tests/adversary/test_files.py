@@ -88,6 +88,34 @@ def test_a_pipe_is_read_where_a_user_names_it(tmp_path: Path) -> None:
     assert read_text(tmp_path / "pipe", most=10, piped=True) == "abc"
 
 
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("zeros", "must have at most 1,000,000 bytes, got more"),
+        ("large", "must have at most 1,000,000 bytes, got 60,000,001"),
+        ("a folder", "could not be read: Is a directory"),
+        ("a loop", "could not be read: Too many levels of symbolic links"),
+        ("bytes", "must be UTF-8 text"),
+        ("nothing", "could not be read: No such file or directory"),
+        ("nested", "json_schema cannot be used: it is nested too deeply to be read"),
+    ],
+)
+def test_a_schema_that_is_none_is_one_line(how: str, said: str, tmp_path: Path, capfd: Capture) -> None:
+    file = tmp_path / "schema.json"
+    others: dict[str, Callable[[Path], object]] = {
+        "bytes": lambda path: path.write_bytes(b"\xff\x00"),
+        "nothing": lambda path: None,
+        "nested": lambda path: path.write_text("[" * 50_000),
+    }
+    (STRANGE | others)[how](file)
+    words = ["sample", "box", "--law", "causal", "--json-schema", str(file), "--length", "8"]
+    assert confined(lambda: main(words), megabytes=500, seconds=40) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("bd3lm: ")
+    assert said in line
+    assert how == "nested" or "--json-schema" in line
+
+
 @pytest.mark.parametrize("name", ["report.html", "report.md", "report/losses.svg"])
 def test_a_report_is_not_written_through_a_link(name: str, run: Path, tmp_path: Path) -> None:
     """Else whoever gives a run away chooses a file of the reader's to be replaced."""

@@ -1,6 +1,7 @@
 """Chat templates: programs from strangers. Only the template makes special tokens."""
 
 import json
+import time
 
 import pytest
 
@@ -220,3 +221,11 @@ def test_a_template_must_write_messages_in_their_order(tokenizer: Tokenizer) -> 
         conversation(template, [Message("user", "a"), Message("assistant", "b")], tokenizer)
     with pytest.raises(ValueError, match="role must be one of system, user, assistant, got 'tool'"):
         Message("tool", "a")
+
+
+def test_ten_thousand_messages_take_seconds(tokenizer: Tokenizer) -> None:
+    """To look for each message in all of the text took a minute."""
+    turns = [Message("user", f"q{number}") for number in range(10_000)]
+    began = time.process_time()
+    assert len(conversation(CHATML, turns, tokenizer)) > 10_000
+    assert time.process_time() - began < 5

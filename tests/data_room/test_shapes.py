@@ -70,6 +70,10 @@ def test_messages_after_the_last_answer_are_left_out():
         ({"prompt": "q", "completion": None}, "got prompt, completion"),
         ({"messages": "q"}, "must have a list of messages in its field 'messages', got str"),
         ({"messages": []}, "in its field 'messages', got an empty list"),
+        (
+            {"messages": [ASKED, ANSWERED] * 1_001},
+            "at most 2,000 messages in its field 'messages', got 2,002",
+        ),
         ({"messages": [ASKED, "a"]}, r"must have an object as messages\[1\], got str"),
         (
             {"messages": [{"content": "q"}, ANSWERED]},

@@ -72,6 +72,8 @@ def test_other_texts_beside_them_are_their_own() -> None:
         ({"regex": "a", "stop_at_eos": False}, "regex needs stop_at_eos"),
         ({"regex": "a", "speculation": 2}, "speculation must be off for a text with a grammar"),
         ({"regex": "a", "cache": False}, "cache must be on for a text with a grammar"),
+        ({"json_schema": "[" * 50_000}, "json_schema cannot be used: it is nested too deeply to be read"),
+        ({"json_schema": {"enum": {3}}}, "json_schema must be what JSON can hold: .*set is not JSON"),
         ({"regex": "a" * 200_000}, "regex must have at most 100,000 characters, got 200,000"),
     ],
     ids=lambda each: str(each)[:40],
@@ -91,3 +93,11 @@ def test_models_that_cannot_be_held_to_a_grammar_say_so() -> None:
     without_end = replace(BYTES, eos_id=None)
     with pytest.raises(ValueError, match="regex needs an end token"):
         causal(tokenizer=without_end).generate("a", regex="a")
+
+
+def test_a_schema_that_is_nested_deeply_is_refused() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(50_000):
+        schema = {"not": schema}
+    with pytest.raises(ValueError, match=r"json_schema must be what JSON can hold: .*recursion"):
+        causal().generate("a", max_new_tokens=8, json_schema=schema)

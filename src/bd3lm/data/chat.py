@@ -7,6 +7,7 @@ writes after it. The tokens before an answer are the same in training and in sam
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -23,6 +24,7 @@ _FIRST_SIGN = 0xD800  # surrogates, which no text contains: each stands for a sp
 _SIGNS = 0xE000 - _FIRST_SIGN
 _SPECIAL = re.compile("[\ud800-\udfff]")
 _PRIVATE = range(0xE100, 0xF900)
+_PLACE = re.compile("\ue000([0-9]+)\ue001")
 
 
 @dataclass(frozen=True)
@@ -205,20 +207,23 @@ class _Script:
         text = self._run(messages, [_place(place) for place in range(len(messages))], ask=ask)
         between: list[str] = []
         contents: list[str] = []
+        found = [(each.start(), each.end(), each[1]) for each in _PLACE.finditer(text)]
+        ahead = Counter(number for _, _, number in found)
+        done = 0
         for place, message in enumerate(messages):
-            sign = _place(place)
-            kept, trimmed = text.count(sign), text.count(sign.strip())
-            if trimmed != 1:
+            if ahead[str(place)] != 1:
                 raise ValueError(
                     f"the chat template of the model must write each message once, got message {place} "
-                    f"written {trimmed} times"
+                    f"written {ahead[str(place)]} times"
                 )
-            before, text = text.split(sign if kept else sign.strip())
-            if any(_place(later).strip() in before for later in range(place + 1, len(messages))):
+            start, end, number = found[place]
+            if number != str(place):
                 raise ValueError("the chat template of the model must write messages in their order")
-            between.append(self._as_signs(before))
-            contents.append(message.content if kept else message.content.strip())
-        return [*between, self._as_signs(text)], [*contents, ""]
+            is_kept = text[start - 1 : start] == " " == text[end : end + 1] and start > done
+            between.append(self._as_signs(text[done : start - is_kept]))
+            contents.append(message.content if is_kept else message.content.strip())
+            done = end + is_kept
+        return [*between, self._as_signs(text[done:])], [*contents, ""]
 
     def _run(self, messages: Sequence[Message], contents: Sequence[str], *, ask: bool) -> str:
         names: dict[int | None, str] = {place: name for name, place in self._specials.items()}

@@ -96,6 +96,9 @@ def _instruction(row: Mapping[str, Any]) -> tuple[list[Message], bool]:
     return [*_system(row), Message("user", asked), _message("assistant", row["output"], "output")], False
 
 
+_MOST_MESSAGES = 2_000
+"""A template writes all that stands before each answer anew, which takes a minute at that size."""
+
 _Read = Callable[[Mapping[str, Any]], tuple[list[Message], bool]]
 _SHAPES: tuple[tuple[tuple[str, ...], _Read], ...] = (
     (("messages",), _from_list("messages")),
@@ -128,6 +131,10 @@ def _messages(value: Any, name: str) -> list[Message]:
     if not isinstance(value, list) or not value:
         kind = "an empty list" if value == [] else type(value).__name__
         raise ValueError(f"must have a list of messages in its field {name!r}, got {kind}")
+    if len(value) > _MOST_MESSAGES:
+        raise ValueError(
+            f"must have at most {_MOST_MESSAGES:,} messages in its field {name!r}, got {len(value):,}"
+        )
     return [_turn(turn, f"{name}[{place}]") for place, turn in enumerate(value)]
 
 

@@ -66,6 +66,8 @@ class TextGuide:
             why = matcher.validate_grammar(self._grammar, self._tokens)
         except ValueError as error:
             why = str(error)
+        except RecursionError:
+            why = "it is nested too deeply to be read"
         self._limits = self._library.LLParserLimits(**_LIMITS)
         why = why or self.begin().trouble()
         if why:

@@ -200,7 +200,7 @@ class Settings:
 
     def _check_grammar(self) -> None:
         if isinstance(self.json_schema, Mapping):
-            object.__setattr__(self, "json_schema", json.dumps(self.json_schema))
+            object.__setattr__(self, "json_schema", _as_json(self.json_schema))
         for name in ("regex", "json_schema"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
@@ -345,6 +345,13 @@ def _no_setting(name: str, names: Sequence[str]) -> str:
     if advice is not None:
         return f"{name} is not a setting: {advice}"
     return f"{name} is not a setting{did_you_mean(name, names) or ','} allowed are {', '.join(names)}"
+
+
+def _as_json(schema: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"json_schema must be what JSON can hold: {error}") from None
 
 
 def _is_left_open(name: str, value: object) -> bool:

@@ -131,7 +131,7 @@ class Sample(Command):
 
     def run(self) -> int:
         from bd3lm import interop
-        from bd3lm.commands.sample.checks import check_film, check_numbers, check_ways
+        from bd3lm.commands.sample.checks import check_film, check_numbers, check_ways, read_schema
         from bd3lm.commands.shared.models import check_models, one_model
         from bd3lm.commands.shared.records import check_new_file
 
@@ -148,6 +148,7 @@ class Sample(Command):
         check_new_file(self.out)
         texts = [text for text in self._texts() for _ in range(self.count)]
         check_film(self.film, len(texts), self.out)
+        schema = None if self.json_schema is None else read_schema(self.json_schema)
         check_models([] if self.model is None else [self.model], device=self.device, lean=self.lean)
 
         import torch  # what is above needs none, and whoever mistyped something need not wait for it
@@ -174,7 +175,7 @@ class Sample(Command):
         run_sample(
             model,
             texts if self.template is None else [parse_template(text) for text in texts],
-            self.settings_for(model.config.method),
+            self.settings_for(model.config.method, schema),
             author=Author(str(source), None if self.out is None else weights_digest(path)),
             max_new_tokens=self.max_new_tokens,
             out=self.out,
@@ -183,8 +184,8 @@ class Sample(Command):
         )
         return 0
 
-    def settings_for(self, method: "Method") -> "Settings":
-        """What the flags ask of a model of this method."""
+    def settings_for(self, method: "Method", schema: str | None = None) -> "Settings":
+        """What the flags ask of a model of this method, with the JSON schema in the file that they name."""
         from bd3lm.commands.sample.checks import bias_of
         from bd3lm.commands.sample.unmasking import speculation_of, unmasking_rule
         from bd3lm.lm import Settings
@@ -206,7 +207,7 @@ class Sample(Command):
             projection=self.projection,
             speculation=speculation_of(self.speculation, self.scheme, self.candidates),
             regex=self.regex,
-            json_schema=None if self.json_schema is None else self.json_schema.read_text("utf-8"),
+            json_schema=schema,
             logit_bias=bias_of(self.logit_bias) or None,
             stop_at_eos=self.stop_at_eos,
             eos_id=self.eos_id,

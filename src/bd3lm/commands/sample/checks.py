@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bd3lm.commands.shared.records import check_new_file
+from bd3lm.io.files import read_text
 from bd3lm.limits import check_alternatives, check_temperature
 
 if TYPE_CHECKING:
     from bd3lm.commands.sample import Sample
+
+_MOST_SCHEMA = 1_000_000  # bytes; a grammar may have a tenth of that in characters
 
 
 def check_ways(flags: "Sample") -> None:
@@ -117,3 +120,13 @@ def check_film(film: Path | None, texts: int, out: Path | None) -> None:
     if film.suffix != ".svg":
         raise ValueError(f"--film must be a file called .svg, got {film}")
     check_new_file(film, "--film")
+
+
+def read_schema(path: Path) -> str:
+    """The JSON schema in a file, which may be a pipe."""
+    try:
+        return read_text(path, most=_MOST_SCHEMA, piped=True)
+    except OSError as error:
+        raise ValueError(f"--json-schema {path} could not be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"--json-schema: {error}") from None
