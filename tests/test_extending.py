@@ -13,7 +13,9 @@ import yaml
 from tests.tiny_recipes import plain, prepared
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text("utf-8")
-RULES, FROM_PYTHON, TWINS, NETWORK, LOOP, COMMAND = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+LEFT_FIRST, RULES, FROM_PYTHON, TWINS, NETWORK, LOOP, COMMAND = re.findall(
+    r"```python\n(.*?)```", PAGE, flags=re.DOTALL
+)
 (PROJECT,) = re.findall(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
@@ -26,6 +28,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rules(tmp_path: Path) -> Path:
     file = tmp_path / "my_rules.py"
     file.write_text(RULES)
+    (tmp_path / "left_first.py").write_text(LEFT_FIRST)
     return file
 
 
@@ -81,7 +84,7 @@ def test_a_rule_in_a_file_trains(
 
 def test_an_unmasking_rule_in_a_file_writes(rules: Path, tmp_path: Path) -> None:
     words = (
-        "sample box Once --lean 0 --length 16 --plugin my_rules.py --out texts.jsonl --unmasking left_first"
+        "sample box Once --lean 0 --length 16 --plugin left_first.py --out texts.jsonl --unmasking left_first"
     )
     bd3lm(tmp_path, *words.split(), "tokens=2")
     (line,) = map(json.loads, (tmp_path / "texts.jsonl").read_text("utf-8").splitlines())
