@@ -58,7 +58,7 @@ test-browser: $(VENV)/.browser ## the tests of the server's page, in chromium
 test-research: $(VENV)/.test ## the tests of what is in research/, the slow ones too
 	@$(PYTEST) --slow research/tests $(PYTEST_ARGS)
 
-results: $(VENV)/.core ## docs/results.md and the README's plot, from research/results
+results: $(VENV)/.core ## the pages of results and the README's plot, from research/results
 	@$(BIN)/python -m research.evidence.document
 
 demo: $(VENV)/.core ## the demonstration, `bd3lm demo`

@@ -63,4 +63,6 @@ site_pages = {
     "../CONTRIBUTING.md": "project/contributing.md",
     "../CHANGELOG.md": "project/changelog.md",
     "../src/bd3lm/box/README.md": "project/box.md",
+    "../research/results.md": "project/all-results.md",
+    "../research/performance.md": "project/speed.md",
 }

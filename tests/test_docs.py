@@ -45,6 +45,7 @@ WITH_COMMANDS = [
             "serving",
             "checkpoints",
             "reproduce",
+            "results",
             "evaluation",
             "sampling",
             "idea",

@@ -6,7 +6,7 @@
     research/evidence/together.sh ...                                # or in several processes on one GPU
     python -m research.evidence.samples texts                        # files for `bd3lm judge`
     python -m research.evidence.real evidence.tar.xz texts           # and real text beside them
-    python -m research.evidence.document                             # docs/results.md and its plots
+    python -m research.evidence.document                             # the pages of results
 
 Run from the repository root with `PYTHONPATH=src:.`.
 """

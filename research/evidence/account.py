@@ -4,12 +4,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bd3lm.reports.document import Listing, Table
+from bd3lm.reports.document import Listing, Prose, Table
 from research.evidence.figures import NONE, Evidence
 from research.evidence.measures import TRAINED_ON, Documents, Perplexity, Texts
-from research.evidence.noise import Nats
+from research.evidence.noise import NOT_MEASURED, Nats
 from research.evidence.records import Line
-from research.evidence.runs import Run
+from research.evidence.runs import TIED_AR, Run
 from research.evidence.samples import text_name
 from research.evidence.settings import COMMON, Settings, parameters
 
@@ -41,6 +41,26 @@ def setting(evidence: Evidence) -> Listing:
             "distribution whose likelihood is measured.",
             _machine(evidence),
         ]
+    )
+
+
+def conditions(evidence: Evidence) -> Prose:
+    """The same in short, with what all of it took."""
+    run, tied = evidence.named("ar")[0], evidence.named(TIED_AR)[0]
+    network, train = run.settings["network"], run.settings["train"]
+    lines = [line for line in evidence.results.lines if line["kind"] in ("trained", "measured")]
+    trained = [line for line in lines if line["kind"] == "trained"]
+    hours = sum(line["seconds"] for line in lines) / 3600
+    devices = " and ".join(dict.fromkeys(str(line["device"]) for line in trained if "device" in line))
+    return Prose(
+        f"All runs: {network['layers']} layers of {network['hidden']}, {network['heads']} heads"
+        f"{_parameters(evidence, run)} (with tied embeddings{_parameters(evidence, tied)[1:]}), context "
+        f"{run.context}, GPT-2's tokenizer{_vocabulary(evidence)}. Training: {run.steps:,} steps of "
+        f"{train['global_batch']} sequences of English Wikipedia, {run.tokens / 1e6:.1f} M tokens, at the "
+        "learning rate and with the first weights that are best for AR and for masks by count. Test: "
+        f"{_scored(evidence, data=TRAINED_ON, split='test', part=False)} tokens of other articles. Device: "
+        f"{devices or NOT_MEASURED}; {len(trained)} trainings and all measures took {hours:.1f} hours. "
+        "Exceptions are in the long version."
     )
 
 

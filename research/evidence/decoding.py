@@ -10,7 +10,7 @@ from research.evidence.noise import Difference
 from research.evidence.tables import TEXT_HEADINGS, text_cells
 
 MORE_PERPLEXITY, LESS_ENTROPY = 0.10, 0.10
-_ERRORS = 2.0  # standard errors over texts, beyond these limits
+ERRORS = 2.0  # standard errors over texts, beyond these limits
 BREAKS = (
     f"Quality breaks where texts lie more than {100 * MORE_PERPLEXITY:g} % above the most careful setting "
     f"of their rule in generative perplexity, or more than {LESS_ENTROPY:g} nats below one token a pass in "
@@ -66,7 +66,7 @@ def judged_difference(written: Written, other: Written) -> Difference | None:
         return None
     errors = [each["standard_error"] for each in (written.verdict, other.verdict)]
     error = None if None in errors else math.hypot(*errors)
-    return Difference(written.verdict["nats"] - other.verdict["nats"], error, _ERRORS)
+    return Difference(written.verdict["nats"] - other.verdict["nats"], error, ERRORS)
 
 
 def breaks(written: Written, sets: Sequence[Written]) -> bool | None:
@@ -83,7 +83,7 @@ def breaks(written: Written, sets: Sequence[Written]) -> bool | None:
     is_worse = worse.is_beyond(MORE_PERPLEXITY)
     if is_worse is None or None in errors:
         return None
-    return is_worse or drop - LESS_ENTROPY >= _ERRORS * math.hypot(*errors)
+    return is_worse or drop - LESS_ENTROPY >= ERRORS * math.hypot(*errors)
 
 
 def decoding_table(evidence: Evidence) -> Table:

@@ -1,12 +1,12 @@
-"""docs/results.md with its plots, and the README's plot, from the results: prose is written by hand, and no
-figure is.
+"""research/results.md and its digest, docs/results.md, with their plots, and the README's plot: all from the
+results. Prose is written by hand, and no figure is.
 
     python -m research.evidence.document                     # rewrites the regions and the plots
     python -m research.evidence.document --check             # fails where a region is stale
-    python -m research.evidence.document --page results.html # the same as one page that needs nothing
+    python -m research.evidence.document --page results.html # the long version as one page by itself
 
-A region lies between `<!-- NAME -->` and `<!-- end -->`. Figures in the prose of a section must stand in one
-of its regions.
+A region lies between `<!-- NAME -->` and `<!-- end -->`. In the long version a figure in the prose must
+stand in a region of the same section too; the digest has figures in its regions only.
 """
 
 import argparse
@@ -17,14 +17,15 @@ from pathlib import Path
 from bd3lm.reports.document import Document, Listing, Part, Plot, Prose, Section
 from bd3lm.reports.markdown import render_markdown
 from bd3lm.reports.page import render_page
-from research.evidence import account, decoding, findings, plots, tables
+from research.evidence import account, decoding, digest, findings, plots, tables
 from research.evidence.figures import Evidence, is_decoding
 from research.evidence.measures import ZERO_SHOT, Documents, Measure, Texts
 from research.evidence.runs import DECODED, PRESET, Run
 from research.evidence.samples import RESULTS
 
 _ROOT = Path(__file__).parents[2]
-DOCUMENT, IMAGES = _ROOT / "docs" / "results.md", "images/results"
+DOCUMENT, IMAGES = _ROOT / "research" / "results.md", "images"
+DIGEST, DIGEST_IMAGES = _ROOT / "docs" / "results.md", "images/results"
 README, SUMMARY_IMAGES = _ROOT / "README.md", "docs/images/readme"
 _REGION = re.compile(r"<!-- ([\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
 _FIGURE = re.compile(r"\d+(?:\.\d+)? ?%|\d+\.\d+")  # what looks measured
@@ -179,21 +180,21 @@ def rewrite(text: str, parts: Mapping[str, Sequence[Part]], images: str = IMAGES
     )
 
 
-def check_prose(text: str) -> None:
-    """Refuse a figure in the prose that no region of its section has."""
+def check_prose(text: str, *, by_hand: bool = True) -> None:
+    """Refuse a figure in the prose that no region of its section has, or any without `by_hand`."""
     for section in text.split("\n## "):
-        known = {figure for at in _REGION.finditer(section) for figure in _FIGURE.findall(at[0])}
+        regions = _REGION.finditer(section) if by_hand else ()
+        known = {figure for at in regions for figure in _FIGURE.findall(at[0])}
         prose = _FENCE.sub("", _REGION.sub("", section))
         if wrong := [figure for figure in _FIGURE.findall(prose) if figure not in known]:
-            raise ValueError(
-                f"figures in the prose must stand in a region of the same section too, got {', '.join(wrong)}"
-            )
+            where = "in a region of the same section too" if by_hand else "in a region"
+            raise ValueError(f"figures in the prose must stand {where}, got {', '.join(wrong)}")
 
 
 def _markdown(parts: Sequence[Part], images: str) -> str:
     """What a report would have for these parts alone."""
     whole = render_markdown(Document("", "", [Section("", parts)], ""), images)
-    return whole.partition("## \n\n")[2].rpartition("\n\n---")[0]
+    return whole.partition("## \n\n")[2].rpartition("\n\n---")[0].replace(digest.UNBROKEN, "\u00a0")
 
 
 def to_page(text: str, parts: Mapping[str, Sequence[Part]]) -> str:
@@ -266,17 +267,22 @@ def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m research.evidence.document", description=__doc__)
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder with the results")
     parser.add_argument("--document", type=Path, default=DOCUMENT, help="the Markdown file with the regions")
+    parser.add_argument("--digest", type=Path, help="the one with the digest; else this repository's own")
     parser.add_argument("--readme", type=Path, help="the one with the summary; else this repository's own")
     parser.add_argument("--page", type=Path, help="an HTML file to write too")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if something is stale")
     options = parser.parse_args(words)
     if options.check and options.page:
         parser.error("--check writes nothing, so it goes without --page")
-    readme = options.readme or (README if options.document == DOCUMENT else None)
+    is_ours = options.document == DOCUMENT
+    short, readme = options.digest or (is_ours and DIGEST), options.readme or (is_ours and README)
     try:
         evidence = Evidence.read(options.results)
         check_prose(options.document.read_text("utf-8"))
         pages = [(options.document, build(evidence), options.page, IMAGES)]
+        if short:
+            check_prose(short.read_text("utf-8"), by_hand=False)
+            pages.append((short, build(evidence, digest.REGIONS), None, DIGEST_IMAGES))
         if readme:
             pages.append((readme, build(evidence, SUMMARY), None, SUMMARY_IMAGES))
         for document, parts, page, images in pages:

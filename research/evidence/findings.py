@@ -49,8 +49,8 @@ from research.evidence.tables import (
     tuned_label,
 )
 
-_AIM = 0.05  # above AR, of an exact perplexity, at blocks of 4
-_UNKNOWN = "noise not known"
+AIM = 0.05  # above AR, of an exact perplexity, at blocks of 4
+UNKNOWN = "noise not known"
 
 
 def verdict(ours: Difference | None, theirs: Sequence[float]) -> str:
@@ -62,12 +62,12 @@ def verdict(ours: Difference | None, theirs: Sequence[float]) -> str:
         return "the paper has both"
     if signs == {0} and ours.error is not None:
         return "holds" if ours.is_noise else "does not hold"
-    return _noise(ours) or ("holds" if {math.copysign(1, ours.value)} == signs else "does not hold")
+    return noise_word(ours) or ("holds" if {math.copysign(1, ours.value)} == signs else "does not hold")
 
 
-def _noise(ours: Difference) -> str:
+def noise_word(ours: Difference) -> str:
     """Why a difference allows no verdict, if it does not."""
-    return _UNKNOWN if ours.error is None else "within noise" if ours.is_noise else ""
+    return UNKNOWN if ours.error is None else "within noise" if ours.is_noise else ""
 
 
 def said(verdict: str, sentence: str) -> str:
@@ -102,7 +102,7 @@ def compared(name: str, other: str, ours: Difference | None, what: str = "") -> 
     """One against another where the paper has nothing."""
     if ours is None:
         return said(NOT_MEASURED, f"`{name}` against `{other}`{what}.")
-    word = _noise(ours) or ("lower" if ours.value < 0 else "higher")
+    word = noise_word(ours) or ("lower" if ours.value < 0 else "higher")
     return said(word, f"`{name}` against `{other}`{what}, {ours}.")
 
 
@@ -277,7 +277,7 @@ def _least_of_both(evidence: Evidence, theirs: Mapping[str, tuple[float, float]]
     quiet = min(theirs, key=lambda name: spreads[name].value)
     gap = evidence.difference(found[second].bound, found[best].bound)
     return said(
-        (gap and _noise(gap)) or ("holds" if best == quiet else "does not hold"),
+        (gap and noise_word(gap)) or ("holds" if best == quiet else "does not hold"),
         "the best bound and the least Var are of the same masks; here the best bound is of "
         f"{tuned_label(best)} (the next {shown(gap)}), the least Var of {tuned_label(quiet)}; {there}.",
     )
@@ -345,7 +345,7 @@ def _chosen(evidence: Evidence, size: int, names: Sequence[str]) -> Iterator[str
     gaps = {name: evidence.difference(nats, valid[best]) for name, nats in valid.items() if name != best}
     near = f"within noise of it: {_quoted(name for name, gap in gaps.items() if gap and gap.is_noise)}"
     if unknown := [name for name, gap in gaps.items() if gap and gap.error is None]:
-        near += f"; {_UNKNOWN} for {_quoted(unknown)}"
+        near += f"; {UNKNOWN} for {_quoted(unknown)}"
     test = evidence.best(best)
     ar = evidence.ar_beside(best)
     above = evidence.above_ar(test, ar=ar)
@@ -398,8 +398,8 @@ def _aim(evidence: Evidence, name: str, nats: Nats, how: str = "") -> str:
     ar = evidence.ar_beside(name)
     above = evidence.above_ar(nats, ar=ar)
     return said(
-        verdict(above and above.above(_AIM), [-1.0]),
-        f"the aim, `{name}`{how} less than {100 * _AIM:g} % over `{ar}`, {shown(above)}.",
+        verdict(above and above.above(AIM), [-1.0]),
+        f"the aim, `{name}`{how} less than {100 * AIM:g} % over `{ar}`, {shown(above)}.",
     )
 
 
@@ -457,7 +457,7 @@ _OF_THE_PAPER: Mapping[str, Callable[[Evidence], Iterator[str]]] = {
     "noise schedules": schedule_findings,
     "texts": text_findings,
 }
-_VERDICTS = ("holds", "does not hold", "within noise", _UNKNOWN, NOT_MEASURED)
+_VERDICTS = ("holds", "does not hold", "within noise", UNKNOWN, NOT_MEASURED)
 
 
 def verdict_table(evidence: Evidence) -> Table:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
@@ -22,12 +23,20 @@ from research.evidence import paper
 from research.evidence.decoding import breaks, curves, decoding_sets, rule_family
 from research.evidence.figures import Evidence, Written
 from research.evidence.noise import Difference
-from research.evidence.runs import PRESET, TIME, UNTIED
+from research.evidence.runs import DECODED, LONG, PRESET, TIME, UNTIED
 from research.evidence.tables import CORPORA, documents, ordered_names, past_names
 
 _GREY = "#8a8a8a"
-_TIMES = {"equal tokens": ("o", None), "equal time": ("D", "white")}
-"""Marks and their faces."""
+_ROW_MARKS = {
+    "equal tokens": ("o", None),
+    "equal time": ("D", "white"),
+    "blocks of 4": ("o", None),
+    "blocks of 16": ("s", "white"),
+    "median": ("o", None),
+    "90th percentile": ("D", "white"),
+    "longest": ("|", None),
+}
+"""Marks and their faces, by what they are of."""
 
 
 def case_plot(evidence: Evidence) -> Plot | None:
@@ -98,9 +107,64 @@ def block_size_plot(evidence: Evidence) -> Plot | None:
     )
 
 
+def digest_block_plot(evidence: Evidence) -> Plot | None:
+    """The same bounds, and those after longer trainings, without AR."""
+    places = {"bd3lm-4": "4", "bd3lm-8": "8", "bd3lm-16": "16", "mdlm": "whole (MDLM)"}
+    long = {name: f"{LONG}{name}" for name in places if evidence.named(f"{LONG}{name}")}
+    steps, more = (evidence.named(name)[0].steps for name in ("ar", f"{LONG}ar"))
+    lines = {
+        f"here, {steps:,} steps": _above_ar(evidence, {name: evidence.as_in_paper(name) for name in places}),
+        f"here, {more:,} steps, one seed": {
+            name: above
+            for name, each in long.items()
+            if (above := evidence.above_ar(evidence.as_in_paper(each), ar=f"{LONG}ar"))
+        },
+        **{
+            f"paper, {corpus}": {name: Difference.of(table[name], table["ar"]) for name in places}
+            for corpus, table in CORPORA.items()
+        },
+    }
+    lines = {label: values for label, values in lines.items() if len(values) > 1}
+    with figure_in_style("block-sizes", height=2.8 + legend_height(list(lines))) as (figure, svg):
+        axes = figure.add_subplot()
+        order = list(places)
+        shares = _draw_lines(
+            axes,
+            {
+                label: {order.index(name): value for name, value in values.items()}
+                for label, values in lines.items()
+            },
+        )
+        logarithmic_if_wide(axes, "y", shares)
+        axes.set_xticks(range(len(places)), list(places.values()))
+        axes.set_xlabel("tokens in a block")
+        legend(figure, list(lines), list(lines), marks=True)
+    words = [
+        f"{label}: {', '.join(f'{places[name]} {value}' for name, value in values.items())}"
+        for label, values in lines.items()
+    ]
+    return Plot(
+        "block-sizes",
+        svg(),
+        f"Perplexity above AR by block size. {'; '.join(words)}.",
+        "Bounds of perplexity above AR. Bars are one standard error, where it is known.",
+    )
+
+
 def _lines_above_ar(axes: Axes, lines: Mapping[str, Mapping[float, Difference]]) -> None:
     """By place on the x axis. The scale shows tens of percents beside hundreds: linear around zero,
     logarithmic beyond."""
+    shares = _draw_lines(axes, lines)
+    if max(shares) > 200:
+        axes.set_yscale("symlog", linthresh=20)
+        axes.set_ylim(min(0.0, *shares) - 2, 1.4 * max(shares))
+        axes.yaxis.set_major_locator(FixedLocator([0, 10, 20, 50, 100, 200, 500, 1000]))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _draw_lines(axes: Axes, lines: Mapping[str, Mapping[float, Difference]]) -> list[float]:
+    """What they show, in percent."""
     shares: list[float] = []
     for index, values in enumerate(lines.values()):
         colour, dashes, marker = look(index)
@@ -109,12 +173,7 @@ def _lines_above_ar(axes: Axes, lines: Mapping[str, Mapping[float, Difference]])
         shares += [each for each in y if not math.isnan(each)]
     axes.set_ylabel("perplexity, % above AR")
     axes.grid(visible=True, axis="y")
-    if max(shares) > 200:
-        axes.set_yscale("symlog", linthresh=20)
-        axes.set_ylim(min(0.0, *shares) - 2, 1.4 * max(shares))
-        axes.yaxis.set_major_locator(FixedLocator([0, 10, 20, 50, 100, 200, 500, 1000]))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_locator(NullLocator())
+    return shares
 
 
 def _above_ar(evidence: Evidence, figures: Mapping[str, Any]) -> dict[str, Difference]:
@@ -138,35 +197,77 @@ def past_plot(evidence: Evidence, size: int) -> Plot | None:
         if above := evidence.above_ar(evidence.best(name), ar=evidence.ar_beside(name)):
             when = "equal time" if name.startswith(TIME) else "equal tokens"
             rows.setdefault(name.removeprefix(TIME), {})[when] = above
+    return above_ar_rows(
+        f"past-{size}",
+        rows,
+        "Perplexity above AR by variant",
+        f"perplexity ({'exact' if size == 4 else 'bound'}), % above AR",
+        f"Blocks of {size}, perplexity above the exact one of AR, which is tied where a run is. Bars are one "
+        f"standard error, where it is known. Equal time is that of `counts-{size}`.",
+    )
+
+
+def above_ar_rows(
+    title: str, rows: Mapping[str, Mapping[str, Difference]], what: str, axis: str, caption: str
+) -> Plot | None:
+    """Distances from AR, a row for each label; those of a row are told apart by their marks."""
     if not rows:
         return None
     colour = look(0)[0]
-    with figure_in_style(f"past-{size}", height=0.9 + 0.26 * len(rows)) as (figure, svg):
+    with figure_in_style(title, height=0.9 + 0.26 * len(rows)) as (figure, svg):
         axes = figure.add_subplot()
-        for place, each in enumerate(rows.values()):
-            for when, above in each.items():
-                marker, face = _TIMES[when]
-                (x,), error = _percent([above])
-                axes.errorbar(
-                    x, place, xerr=error, color=colour, marker=marker, markerfacecolor=face, capsize=2.5
-                )
-        name_rows(axes, list(rows))
+        _mark_rows(axes, rows, colour)
         logarithmic_if_wide(
             axes, "x", [100 * above.value for each in rows.values() for above in each.values()]
         )
-        axes.set_xlabel(f"perplexity ({'exact' if size == 4 else 'bound'}), % above AR")
-        used = [when for when in _TIMES if any(when in each for each in rows.values())]
-        figure.legend(handles=[_time_mark(when, colour) for when in used], loc="outside upper left", ncols=2)
-    words = [
+        axes.set_xlabel(axis)
+        _legend_of_marks(figure, rows, colour)
+    return Plot(title, svg(), f"{what}: {_rows_in_words(rows)}.", caption)
+
+
+def change_rows(
+    title: str, rows: Mapping[str, Mapping[str, Difference]], what: str, axis: str, caption: str
+) -> Plot | None:
+    """Differences to both sides of none, a row for each label."""
+    if not rows:
+        return None
+    colour = look(0)[0]
+    with figure_in_style(title, height=0.9 + 0.26 * len(rows)) as (figure, svg):
+        axes = figure.add_subplot()
+        axes.axvline(0.0, color=_GREY, linewidth=1.0, linestyle=(0, (2, 2)))
+        _mark_rows(axes, rows, colour)
+        axes.set_xscale("symlog", linthresh=20)
+        axes.xaxis.set_major_locator(FixedLocator([-50, -20, -10, 0, 10, 20, 100]))
+        axes.xaxis.set_major_formatter(
+            FuncFormatter(lambda value, _: f"{value:+g}".replace("-", "−").replace("+0", "0"))
+        )
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.grid(visible=True, axis="x")
+        axes.set_xlabel(axis)
+        _legend_of_marks(figure, rows, colour)
+    return Plot(title, svg(), f"{what}: {_rows_in_words(rows)}.", caption)
+
+
+def _mark_rows(axes: Axes, rows: Mapping[str, Mapping[str, Difference]], colour: str) -> None:
+    for place, each in enumerate(rows.values()):
+        for when, above in each.items():
+            marker, face = _ROW_MARKS[when]
+            (x,), error = _percent([above])
+            axes.errorbar(
+                x, place, xerr=error, color=colour, marker=marker, markerfacecolor=face, capsize=2.5
+            )
+    name_rows(axes, list(rows))
+
+
+def _legend_of_marks(figure: Figure, rows: Mapping[str, Mapping[str, Any]], colour: str) -> None:
+    used = [when for when in _ROW_MARKS if any(when in each for each in rows.values())]
+    figure.legend(handles=[_row_mark(when, colour) for when in used], loc="outside upper left", ncols=3)
+
+
+def _rows_in_words(rows: Mapping[str, Mapping[str, Difference]]) -> str:
+    return "; ".join(
         f"{name} {', '.join(f'{above} ({when})' for when, above in each.items())}"
         for name, each in rows.items()
-    ]
-    return Plot(
-        f"past-{size}",
-        svg(),
-        f"Perplexity above AR by variant: {'; '.join(words)}.",
-        f"Blocks of {size}, perplexity above the exact one of AR, which is tied where a run is. Bars are one "
-        f"standard error, where it is known. Equal time is that of `counts-{size}`.",
     )
 
 
@@ -197,6 +298,21 @@ def preset_order_plot(evidence: Evidence) -> Plot | None:
     )
 
 
+def digest_order_plot(evidence: Evidence) -> Plot | None:
+    """The recommended recipe at both block sizes, and another one beside it."""
+    return _plot_orders(
+        evidence,
+        "lean",
+        {
+            "wikipedia-block-4 (exact)": f"{PRESET}-4",
+            "wikipedia-block-16 (bound)": f"{PRESET}-16",
+            "from-ar-4 (exact)": f"{DECODED}-4",
+            "from-ar-16 (bound)": f"{DECODED}-16",
+        },
+        "Perplexity above AR (dashed). Each line is one trained model, read in different orders.",
+    )
+
+
 def _plot_orders(evidence: Evidence, title: str, labels: Mapping[str, str], caption: str) -> Plot | None:
     """A line for each run that was measured in several orders, by its label."""
     lines: dict[str, dict[float, Difference]] = {}
@@ -220,8 +336,8 @@ def _plot_orders(evidence: Evidence, title: str, labels: Mapping[str, str], capt
     return Plot(title, svg(), f"Perplexity above AR by the lean of the order. {'; '.join(words)}.", caption)
 
 
-def _time_mark(when: str, colour: str) -> Line2D:
-    marker, face = _TIMES[when]
+def _row_mark(when: str, colour: str) -> Line2D:
+    marker, face = _ROW_MARKS[when]
     return Line2D([], [], color=colour, marker=marker, markerfacecolor=face, linestyle="none", label=when)
 
 
@@ -297,4 +413,32 @@ def length_plot(evidence: Evidence) -> Plot | None:
         length_histograms([Lengths(name, result["lengths"], training) for name, result in found.items()]),
         f"Shares of documents by length in tokens. Medians: {medians}.",
         "How long the documents of a model are, over those it was trained on.",
+    )
+
+
+def length_rows_plot(evidence: Evidence) -> Plot | None:
+    """Median, 90th percentile and longest document of each model, on one scale."""
+    rows = {"training text": evidence.real} if evidence.real else {}
+    rows |= {name: result for name, result in documents(evidence) if result}
+    if not rows:
+        return None
+    marks = {"median": "median", "90th percentile": "p90", "longest": "max"}
+    colour = look(0)[0]
+    with figure_in_style("document-lengths", height=0.9 + 0.26 * len(rows)) as (figure, svg):
+        axes = figure.add_subplot()
+        for place, each in enumerate(rows.values()):
+            axes.plot([each["median"], each["max"]], [place, place], color=colour, linewidth=0.8)
+            for label, field in marks.items():
+                marker, face = _ROW_MARKS[label]
+                axes.plot(each[field], place, color=colour, marker=marker, markerfacecolor=face)
+        name_rows(axes, list(rows))
+        logarithmic_if_wide(axes, "x", [each[field] for each in rows.values() for field in marks.values()])
+        axes.set_xlabel("tokens in a document")
+        _legend_of_marks(figure, dict.fromkeys(rows, dict.fromkeys(marks)), colour)
+    medians = "; ".join(f"{name} {each['median']:,}" for name, each in rows.items())
+    return Plot(
+        "document-lengths",
+        svg(),
+        f"Lengths of documents in tokens. Medians: {medians}.",
+        "Lengths of the documents that a model writes from nothing, next to the training text.",
     )

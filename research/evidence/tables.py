@@ -80,7 +80,7 @@ def summary_table(evidence: Evidence) -> Table:
         uniform = evidence.exact(name)
         leaning = [NONE, NONE]
         if lean:
-            nats = _leaning(evidence, name, lean)
+            nats = at_lean(evidence, name, lean)
             figure, above = _cells(evidence, name, nats)
             leaning = [f"{figure} (lean {lean:g}, {len(nats.values)})", above]
         cells = _cells(evidence, name, uniform)
@@ -97,7 +97,7 @@ def summary_table(evidence: Evidence) -> Table:
     )
 
 
-def _leaning(evidence: Evidence, name: str, lean: float) -> Nats:
+def at_lean(evidence: Evidence, name: str, lean: float) -> Nats:
     """Of the trainings that were measured in uniform order too."""
     return evidence.exact(name, lean=lean).of_trainings(evidence.exact(name).trainings)
 
@@ -373,7 +373,7 @@ def past_table(evidence: Evidence, size: int) -> Table:
         is_candidate = name != f"bd3lm-{size}"
         valid = str(evidence.best(name, split="valid")) if is_candidate else NONE
         cells = [_seeds(evidence, name), valid, *_both(evidence, name), _head(evidence, name)]
-        rows.append([name, *cells, *_cost(evidence, name)])
+        rows.append([name, *cells, *cost_cells(evidence, name)])
     return Table(
         f"Blocks of {size}: perplexity at equal tokens, of runs called time- in the time of counts-{size}. "
         "Variants are chosen by the validation column; the others are of the test split. The next-token head "
@@ -393,7 +393,7 @@ def _head(evidence: Evidence, name: str) -> str:
     return str(evidence.nats(name, "next-token", figure="exact")) if asked else NONE
 
 
-def _cost(evidence: Evidence, name: str) -> list[str]:
+def cost_cells(evidence: Evidence, name: str) -> list[str]:
     """Steps and minutes of a run and of what it starts from."""
     stages = evidence.named(name)[0].lineage
     trained = [evidence.results.of(each, "trained") for each in stages]

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,11 @@ import pytest
 from bd3lm.commands.shared.sample_files import Samples
 from bd3lm.data import TokenShards
 from bd3lm.reports.document import Listing, Plot, Prose
-from research.evidence import document, tables
+from research.evidence import digest, document, tables
 from research.evidence.account import cost_table, earlier_table, failure_table, setting
 from research.evidence.figures import Evidence
 from research.evidence.measures import TRAINED_ON, Perplexity, describe
-from research.evidence.noise import NOT_MEASURED
+from research.evidence.noise import NOT_MEASURED, Difference
 from research.evidence.prepare import prepare_tiny
 from research.evidence.real import real_facts, real_samples
 from research.evidence.results import Results
@@ -33,8 +34,9 @@ from research.tests.evidence_results import (
     row,
 )
 
-# A README with nothing but its region.
+# A README and a digest with nothing but their regions.
 SUMMARY = "# A\n\n<!-- preset-orders -->\n<!-- end -->\n"
+DIGEST = "# A\n\n" + "".join(f"<!-- {name} -->\n<!-- end -->\n\n" for name in digest.REGIONS)
 
 
 @pytest.fixture
@@ -151,7 +153,7 @@ def test_the_document_is_made_checked_and_shown(results: Results, tmp_path: Path
     # All that is declared was measured, and all that the regions show is declared.
     made = "".join(at[0] for at in re.finditer(r"<!-- [\w-]+ -->.*?<!-- end -->", text, re.DOTALL))
     assert not re.findall(r".*(?:ot measured|ot judged|ot timed).*", made)
-    plots = re.findall(r"\]\((images/results/[\w-]+\.svg)\)", text)
+    plots = re.findall(r"\]\((images/[\w-]+\.svg)\)", text)
     assert len(plots) == 10
     assert all((tmp_path / plot).read_text("utf-8").startswith("<svg") for plot in plots)
     shown = page.read_text("utf-8")
@@ -177,6 +179,85 @@ def test_the_document_is_made_checked_and_shown(results: Results, tmp_path: Path
 
 
 @pytest.mark.slow
+def test_the_digest_is_made_of_the_same_results(results: Results, tmp_path: Path):
+    verdicts = {"real-x1": judged(30.0), "real-x2": judged(29.0)}
+    fill(results, verdicts)
+    parts = document.build(Evidence(results, ALL, verdicts, REAL), digest.REGIONS)
+    file = tmp_path / "results.md"
+    file.write_text(document.DIGEST.read_text("utf-8"))
+    document.write(file, parts, images=document.DIGEST_IMAGES)
+    text = file.read_text("utf-8")
+    assert document.stale(file, parts, document.DIGEST_IMAGES) == []
+    made = "".join(at[0] for at in re.finditer(r"<!-- [\w-]+ -->.*?<!-- end -->", text, re.DOTALL))
+    assert not re.findall(r".*(?:ot measured|ot judged|ot timed).*", made)
+    # A question has a plot and a table at most, and an answer before them.
+    for section in text.split("\n## ")[1:]:
+        assert section.count("](images/results/") <= 1
+        assert section.count("\n| :--") <= 1
+        answer = section.partition("-->\n\n")[2].partition("\n")[0]
+        assert re.search(r"\d.*\.$", answer), answer
+    plots = re.findall(r"\]\((images/results/[\w-]+\.svg)\)", text)
+    assert len(plots) == 8
+    assert all((tmp_path / plot).read_text("utf-8").startswith("<svg") for plot in plots)
+
+
+def test_a_digest_of_nothing_says_so(results: Results):
+    parts = document.build(Evidence(results, ALL), digest.REGIONS)
+    assert not [part for each in parts.values() for part in each if isinstance(part, Plot)]
+    for name in parts.keys() - {"paper", "conditions"}:
+        assert parts[name] == [Prose("Not measured yet.")]
+    # Some of an answer may be known before the rest of it.
+    add(results, "counts-4/0", exact=50.0)
+    add(results, "linear-4/0", exact=100.0)
+    answer = document.build(Evidence(Results(results.file), ALL), digest.REGIONS)["counts"][0].text
+    assert (
+        "a model trained with counts lies below one with uniform mask rates, −50.0 %, noise not known"
+        in answer
+    )
+    assert "it against one with the paper's clipped rates is not measured" in answer
+
+
+def test_a_figure_of_the_digest_is_in_a_region(results: Results):
+    document.check_prose(DIGEST, by_hand=False)
+    with pytest.raises(ValueError, match=r"must stand in a region, got 61\.0 %"):
+        document.check_prose(f"{DIGEST}\n61.0 % less\n<!-- x -->\n61.0 %\n<!-- end -->", by_hand=False)
+
+
+@pytest.mark.parametrize(
+    ("difference", "said"),
+    [
+        (Difference(math.log(0.5), 0.01), "a lies below b, −50.0 % ± 0.5"),
+        (Difference(math.log(1.5), 0.01), "a lies above b, +50.0 % ± 1.5"),
+        (Difference(0.01, 0.01), "a is within noise of b, +1.0 % ± 1.0"),
+        (Difference(math.log(0.5)), "a lies below b, −50.0 %, noise not known"),
+        (None, "a against b is not measured"),
+    ],
+)
+def test_the_words_of_the_digest_follow_the_noise(difference: Difference | None, said: str):
+    assert digest.lies("a", "b", difference) == said
+
+
+def test_how_often_an_order_goes_from_left_to_right():
+    """By the law itself: of all orders, the one whose every next token is the leftmost that is left."""
+    for size, lean in ((1, 3.0), (3, 0.0), (4, 0.7)):
+        weights = [math.exp(-lean * place) for place in range(size)]
+        chances = [
+            math.prod(weights[order[at]] / sum(weights[each] for each in order[at:]) for at in range(size))
+            for order in permutations(range(size))
+        ]
+        assert sum(chances) == pytest.approx(1.0)
+        assert digest.left_to_right(size, lean) == pytest.approx(chances[0])  # 0, 1, 2, ...
+
+
+def test_the_digest_names_runs_that_exist():
+    known = {word for run in ALL for word in (run.name, run.table)}
+    for words in re.findall(
+        r"python -m research\.evidence .*--only (.*)", document.DIGEST.read_text("utf-8")
+    ):
+        assert set(words.split()) <= known
+
+
+@pytest.mark.slow
 def test_plots_that_are_no_longer_shown_go(results: Results, tmp_path: Path):
     file = tmp_path / "results.md"
     file.write_text(document.DOCUMENT.read_text("utf-8"))
@@ -185,7 +266,11 @@ def test_plots_that_are_no_longer_shown_go(results: Results, tmp_path: Path):
     old.write_text("<svg/>")
     readme = tmp_path / "README.md"
     readme.write_text(SUMMARY)
+    short = tmp_path / "digest" / "results.md"
+    short.parent.mkdir()
+    short.write_text(DIGEST)
     words = ["--results", str(tmp_path), "--document", str(file), "--readme", str(readme)]
+    words += ["--digest", str(short)]
     document.main(words)
     assert not old.exists()
     before = readme.read_text("utf-8")
@@ -193,11 +278,23 @@ def test_plots_that_are_no_longer_shown_go(results: Results, tmp_path: Path):
     add(results, "ar/0", exact=40.0)
     with pytest.raises(SystemExit, match=r"results\.md must be made anew, stale: quality, progress, main"):
         document.main([*words, "--check"])
+    earlier = short.read_text("utf-8")
     document.main(words)
     assert readme.read_text("utf-8") == before
-    readme.write_text(before.replace("Not measured yet.", "Something else."))
-    with pytest.raises(SystemExit, match=r"README\.md must be made anew, stale: preset-orders"):
-        document.main([*words, "--check"])
+    later = short.read_text("utf-8")
+    assert "Not measured yet." in later
+    for page, old, stale in (
+        (
+            readme,
+            before.replace("Not measured yet.", "Something else."),
+            r"README\.md must be made anew, stale: preset-orders",
+        ),
+        (short, earlier, r"results\.md must be made anew, stale: whole-contexts"),
+    ):
+        page.write_text(old)
+        with pytest.raises(SystemExit, match=stale):
+            document.main([*words, "--check"])
+        page.write_text(before if page == readme else later)
     file.write_text(file.read_text("utf-8").replace("# Results", "# Results, 12.34 % better"))
     with pytest.raises(SystemExit, match=r"in a region of the same section too, got 12\.34 %"):
         document.main(words)
