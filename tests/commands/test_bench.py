@@ -325,7 +325,7 @@ def test_help_says_where_single_kernels_are(kind, capsys):
     with pytest.raises(SystemExit):
         main(["bench", kind, "--help"])
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "The file of --out has the longest single kernels too." in said
+    assert "The --out file also lists the longest single kernels." in said
 
 
 def test_the_command_times_sampling(capsys, tmp_path):

@@ -1,4 +1,4 @@
-"""The command `bd3lm`: words to calls, and errors to lines. Nothing imports this package."""
+"""The entry point of `bd3lm`: parses the command line and prints errors as one line. Nothing imports it."""
 
 import io
 import os
@@ -26,15 +26,16 @@ from bd3lm.kinds import load_plugin
 
 _STANDARD_OUTPUT = 1  # the descriptor
 _DESCRIPTION = (
-    "Block diffusion language models. With any command `--plugin FILE_OR_MODULE` (repeatable) loads methods, "
-    "rules or commands of your own, and `--debug` shows tracebacks; `--version` prints the version."
+    "Train, sample, measure and serve block diffusion language models. Any command also takes `--plugin "
+    "FILE_OR_MODULE` (repeatable), which loads your own methods, rules or commands, and `--debug`, which "
+    "shows tracebacks. `bd3lm --version` prints the version."
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; bad input is one line on standard error, a traceback only with --debug.
+    """Run a command. Bad input prints one line on standard error; only --debug shows a traceback.
 
-    A reader that has seen enough, such as `head`, is no failure: the status is then that of a closed pipe.
+    If the reader closes the pipe early, as `head` does, the status is that of a closed pipe.
     """
     try:
         try:

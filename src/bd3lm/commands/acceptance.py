@@ -1,18 +1,23 @@
-"""`bd3lm acceptance`: how often the drafts of a model are accepted by its own causal law."""
+"""`bd3lm acceptance`: how often a model accepts its own drafts."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
+from tyro.conf import arg
+
 from bd3lm.commands.eval import recorded_data, text_name
 from bd3lm.commands.shared.command import Command
 from bd3lm.commands.shared.flags import (
+    BosEosFlag,
     DeviceFlag,
     DTypeFlag,
+    EosFlag,
     FieldFlag,
     Models,
-    OptionalFile,
-    OptionalInt,
-    Texts,
+    RecordsFlag,
+    SequencesFlag,
+    SplitFlag,
+    TextsFlag,
     TokenizerFlag,
     named,
 )
@@ -31,48 +36,61 @@ USUAL = ((1.0, 1.0), (1.0, 0.9), (0.6, 0.9), (0.0, 1.0))
 
 @dataclass(frozen=True)
 class Acceptance(Command):
-    """How often the drafts of a drafter or a joint model are accepted, by place, from probabilities.
+    """How often a drafter or a joint model accepts its own drafts, by position of the draft.
 
-    Masks behind a text draft what follows it, and the model's causal law accepts or rejects each draft, so
-    that what is written does not change. Both ways of accepting are measured: by rejection, and by comparing
-    two draws that share their noise (coupled).
+    Masks after a text draft the next tokens, and the causal law accepts or rejects each draft, so speculation
+    does not change the distribution of the text. The rates are computed from probabilities, for both schemes:
+    rejection, and coupled, which compares two draws with the same noise.
     """
 
     kind = "acceptance"
 
-    models: Models = ()
-    """Runs, model folders or hub ids: drafters, or joint models, whose masks draft and whose causal law
-    verifies."""
-    data: Texts = ()
-    """Texts to measure on: folders of token shards, files, folders of files or named corpora; by default what
-    each run held out."""
-    masks: OptionalInt = None
-    """Masks behind a text; by default as many as the model was trained with. A drafter drafts a token with
-    each, a joint model one less."""
-    temperature: Annotated[tuple[float, ...], named("FLOAT ...")] = ()
-    """Temperatures, each with each --top-p; 0 is greedy. By default a small table: 1 without a nucleus and
-    with 0.9, 0.6 with 0.9, and greedy."""
+    models: Annotated[
+        Models,
+        arg(
+            help="Runs, model folders or hub ids: drafters, or joint models, which draft with masks and "
+            "verify with their causal law."
+        ),
+    ] = ()
+    data: TextsFlag = ()
+    masks: Annotated[
+        int | None,
+        named(
+            "INT",
+            help="Masks after a text. A drafter drafts one token per mask, a joint model one token less. "
+            "Default: as many as in training.",
+        ),
+    ] = None
+    temperature: Annotated[
+        tuple[float, ...],
+        named(
+            "FLOAT ...",
+            help="Temperatures, each combined with each --top-p; 0 is greedy. Default, in pairs of "
+            "temperature and top-p: 1 and 1, 1 and 0.9, 0.6 and 0.9, greedy.",
+        ),
+    ] = ()
     top_p: Annotated[tuple[float, ...], named("FLOAT ...")] = ()
-    """Nuclei, each with each --temperature; 1 is none."""
-    split: Annotated[str | None, named("SPLIT")] = None
-    """Of the data; by default valid, else test, else all there is."""
+    """Values of top-p, each combined with each --temperature. 1: all tokens."""
+    split: SplitFlag = None
     field: FieldFlag = None
-    eos: bool = True
-    """Put an end-of-text token after every document, where --data is text. Shards already have it or not."""
-    bos_eos: bool = False
-    """Put BOS and EOS at the ends of each sequence, for models trained so that came without their run."""
-    sequences: OptionalInt = None
-    """Measure only this many, from the beginning."""
-    context: OptionalInt = None
-    """Tokens of each sequence, up to the network's context, which they are by default: a drafter has that of
-    its model, which is often far longer than what it was trained on."""
+    eos: EosFlag = True
+    bos_eos: BosEosFlag = False
+    sequences: SequencesFlag = None
+    context: Annotated[
+        int | None,
+        named(
+            "INT",
+            help="Tokens per sequence, up to the context of the network. Default: that context; a drafter "
+            "has the context of its base model, which is often far longer than the texts it was trained "
+            "on.",
+        ),
+    ] = None
     batch_size: int = 16
-    """Sequences side by side."""
+    """Sequences per batch."""
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
     dtype: DTypeFlag = None
-    out: OptionalFile = None
-    """Write the records, all figures and settings, to this new JSON file too."""
+    out: RecordsFlag = None
 
     def run(self) -> int:
         from bd3lm.commands.shared.records import write_records

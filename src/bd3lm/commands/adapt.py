@@ -1,4 +1,4 @@
-"""`bd3lm adapt`: make a drafter, a joint model or a block model of a checkpoint."""
+"""`bd3lm adapt`: turn a checkpoint into a drafter, a joint model or a block model."""
 
 import os
 from collections.abc import Sequence
@@ -37,56 +37,57 @@ _MODEL = "the model comes first, without a flag: bd3lm adapt MODEL --to drafter"
 
 @dataclass(frozen=True)
 class Adapt(Command):
-    """Make something else of a checkpoint. `--any.field value` sets any field of its recipes.
+    """Turn a checkpoint into a drafter, a joint model or a block model. `--any.field value` sets any field of
+    its recipes.
 
-    drafter: it stays as it is, to the bit, and learns beside its weights to guess what it will say next.
-    joint: all weights learn to write in blocks, and to go on writing token after token. block: in blocks
-    alone.
+    drafter: the weights stay the same, bit for bit; low-rank additions learn to draft the tokens that the
+    model would write next. joint: all weights learn to write block by block, and keep writing token by token.
+    block: all weights learn to write block by block.
     """
 
     kind = "adapt"
 
     model: Positional[Annotated[str | None, named("[MODEL]")]] = None
-    """A run, model folder or hub id."""
+    """The checkpoint to start from: a run, model folder or hub id."""
     to: Annotated[Literal["drafter", "joint", "block"] | None, named("{drafter,joint,block}")] = None
-    """What is to become of it."""
+    """What to turn the checkpoint into."""
     data: OptionalFolder = None
-    """Train on these token shards, which were prepared with the model's tokenizer."""
+    """Train on these token shards, prepared with the model's tokenizer."""
     text: Annotated[tuple[str, ...], named("FILE ...")] = ()
-    """Train on these files or folders of text, which are prepared on the way, in OUT/data."""
+    """Train on these files or folders of text. They are tokenized to OUT/data first."""
     own: Annotated[bool, FlagCreatePairsOff] = False
-    """Train on texts that the model writes first, to OUT/own.jsonl; with --text on both."""
+    """Train on texts that the model writes first, to OUT/own.jsonl. With --text: train on both."""
     out: OptionalFolder = None
-    """The folder of the run; by default runs/adapt-TO."""
+    """Folder of the run. Default: runs/adapt-TO."""
     steps: OptionalInt = None
-    """Steps of all stages together; by default 1,000."""
+    """Training steps, all stages together. Default: 1,000."""
     block_size: OptionalInt = None
-    """Tokens of a block, 4 by default; --to block begins with smaller ones."""
+    """Tokens per block. Default: 4. --to block starts with smaller blocks."""
     masks: OptionalInt = None
-    """Tokens that are drafted in training, 3 by default."""
+    """Tokens that are drafted in training. Default: 3."""
     rank: OptionalInt = None
-    """Rank of the additions beside the weights, 64 by default."""
+    """Rank of the low-rank additions to the weights. Default: 64."""
     aim: Annotated[Literal["hard", "soft", "overlap"] | None, named("{hard,soft,overlap}")] = None
-    """Train a drafter in one stage with this aim; by default soft targets first, and then the overlap."""
+    """Train a drafter in one stage with this loss. Default: two stages, soft and then overlap."""
     own_texts: OptionalInt = None
-    """How many texts the model writes; by default as many as the steps read once, if they are long."""
+    """--own: how many texts the model writes. Default: enough for the steps, if the texts are long."""
     own_length: OptionalInt = None
-    """Tokens that each may have, its prompt included; by default those that a step reads at once."""
+    """--own: most tokens of a text, its prompt included. Default: the context of training."""
     own_prompts: Annotated[str | None, named("FILE")] = None
-    """Their prompts: a line each, or .jsonl with a field prompt; by default a list that comes with bd3lm."""
+    """--own: prompts, one per line, or .jsonl with a field prompt. Default: a list in bd3lm."""
     own_temperature: OptionalFloat = None
-    """The temperature that they are written at; 1 by default."""
+    """--own: sampling temperature. Default: 1."""
     own_top_p: OptionalFloat = None
-    """The nucleus that they are drawn from; 1 by default, which is all."""
+    """--own: draw only from the most likely tokens with this probability. Default: 1, all tokens."""
     own_batch: OptionalInt = None
-    """Texts side by side, 64 by default; they do not depend on it."""
+    """--own: texts written in parallel. The texts do not depend on it. Default: 64."""
     only_text: Annotated[bool, FlagCreatePairsOff] = False
-    """Write or prepare the text, and stop: OUT/data is then for --data, under torchrun too."""
+    """Write and tokenize the text, then stop. Pass OUT/data to --data later, under torchrun too."""
     resume: bool = False
-    """Continue the run in --out: by its own recipes, or by the same command."""
+    """Continue the run in --out, with its own recipes or with the same command."""
     device: DeviceFlag = None
     show: bool = False
-    """Print the recipes and the memory that they need, and stop."""
+    """Print the recipes and the memory that they need, then stop."""
     overrides: Suppress[tuple[str, ...]] = ()
     """The words --any.field value, which tyro does not see."""
 

@@ -1,46 +1,60 @@
-"""`bd3lm convert`: from other people's checkpoints to ours; `export` goes the other way."""
+"""`bd3lm convert`: read checkpoints of other programs; `bd3lm export` writes them."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from tyro.conf import FlagCreatePairsOff, Positional
+from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from bd3lm.commands.shared.command import Command
-from bd3lm.commands.shared.flags import DTYPES, DType, NewFolder, OptionalInt, check_out_folder, named
+from bd3lm.commands.shared.flags import (
+    NewFolder,
+    OptionalInt,
+    SavedDTypeFlag,
+    check_out_folder,
+    named,
+)
 from bd3lm.io.terminal import say
 
 
 @dataclass(frozen=True)
 class Convert(Command):
-    """Rewrite a checkpoint (Llama- or Qwen-type, the reference implementation's, or our own) in this
-    project's format."""
+    """Convert a checkpoint to the format of bd3lm: Llama or Qwen type, the reference implementation's, or our
+    own."""
 
     kind = "convert"
 
     source: Positional[Annotated[str, named("SOURCE")]]
     """A folder, a GGUF or Lightning .ckpt file, or a hub id such as owner/name."""
     out: NewFolder
-    """The folder to write, a new or empty one."""
     context: OptionalInt = None
-    """Context length; a .ckpt file does not say, so give it there."""
-    block_size: OptionalInt = None
-    """Block size, for a .ckpt of a block diffusion model; that of the context for MDLM. This and the next two
-    are needed only where the file does not say its method."""
+    """.ckpt: context length. Required, because the file does not store it."""
+    block_size: Annotated[
+        int | None,
+        named(
+            "INT",
+            help=".ckpt: block size of a block diffusion model; for MDLM its context. Needed, like --causal "
+            "and --sedd, only if the file does not store its method.",
+        ),
+    ] = None
     causal: bool = False
-    """Whether a .ckpt is of an autoregressive model."""
+    """.ckpt: the model is autoregressive."""
     sedd: bool = False
-    """Whether a .ckpt is of SEDD, whose tensors are as MDLM's."""
+    """.ckpt: the model is SEDD, which has the same tensors as MDLM."""
     mask_id: OptionalInt = None
-    """The mask of a .ckpt's vocabulary; by default the last id. 103 for bert-base-uncased."""
-    time_conditioning: Annotated[bool, FlagCreatePairsOff] = False
-    """The network of a .ckpt is told the noise level. A file with a noise embedding (sigma_map) does not say
-    so: give this flag or the next."""
+    """.ckpt: id of the mask token, 103 for bert-base-uncased. Default: the last id."""
+    time_conditioning: Annotated[
+        bool,
+        FlagCreatePairsOff,
+        arg(
+            help=".ckpt: the network gets the noise level. Give this flag or the next one if the file has a "
+            "noise embedding (sigma_map): the file does not say how it was used."
+        ),
+    ] = False
     no_time_conditioning: Annotated[bool, FlagCreatePairsOff] = False
-    """It is told a constant instead, as published models are."""
+    """.ckpt: the network gets a constant instead of the noise level, as published models do."""
     weights: Annotated[Literal["ema", "raw"] | None, named("{ema,raw}")] = None
-    """Which weights of a .ckpt to take; by default the EMA's where it has them."""
-    dtype: Annotated[DType | None, named(DTYPES)] = None
-    """Precision to write; by default that of the weights."""
+    """.ckpt: which weights to take. Default: the EMA weights, if the file has them."""
+    dtype: SavedDTypeFlag = None
 
     def run(self) -> int:
         from bd3lm.commands.shared.models import check_models, one_model

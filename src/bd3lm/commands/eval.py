@@ -1,24 +1,28 @@
-"""`bd3lm eval`: how likely a model finds text, with what the figure is worth."""
+"""`bd3lm eval`: perplexity of models on texts, exact or as a bound, with standard errors."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from bd3lm.commands.shared.command import Command
 from bd3lm.commands.shared.flags import (
+    BosEosFlag,
     DeviceFlag,
     DTypeFlag,
+    EosFlag,
     EstimatorFlag,
     FieldFlag,
     LawFlag,
     LeanFlag,
     Models,
-    OptionalFile,
     OptionalInt,
-    Texts,
+    RecordsFlag,
+    SeedFlag,
+    SequencesFlag,
+    SplitFlag,
+    TextsFlag,
     TokenizerFlag,
-    named,
 )
 
 if TYPE_CHECKING:
@@ -30,33 +34,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Likelihoods(Command):
-    """What the commands that measure likelihoods have in common."""
+    """The flags and checks that `eval` and `zeroshot` share."""
 
     models: Models = ()
-    """Runs, model folders, GGUF files or hub ids."""
     estimator: EstimatorFlag = "auto"
     law: LawFlag = None
     lean: LeanFlag = None
     replicates: int = 1
-    """Independent draws of a random estimate: with more there is less noise, and it is known how much."""
-    split: Annotated[str | None, named("SPLIT")] = None
-    """Of the data; by default valid, else test, else all there is."""
+    """Independent draws of a random estimate. More draws reduce the noise and measure it."""
+    split: SplitFlag = None
     field: FieldFlag = None
-    bos_eos: bool = False
-    """Put BOS and EOS at the ends of each sequence, for models trained so that came without their run, as the
-    paper's for LM1B. A run knows how it was trained."""
-    sequences: OptionalInt = None
-    """Measure only this many, from the beginning."""
+    bos_eos: BosEosFlag = False
+    sequences: SequencesFlag = None
     context: OptionalInt = None
-    """Tokens of each sequence, up to the network's context, which they are by default."""
-    seed: int = 0
+    """Tokens per sequence, up to the context of the network. Default: that context."""
+    seed: SeedFlag = 0
     batch_size: int = 16
-    """Sequences side by side."""
+    """Sequences per batch."""
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
     dtype: DTypeFlag = None
-    out: OptionalFile = None
-    """Write the records, all figures and settings, to this new JSON file too."""
+    out: RecordsFlag = None
 
     def check(self, texts: Iterable[str | None]) -> None:
         """Refuse what is known to be wrong before torch is loaded."""
@@ -90,7 +88,7 @@ class Likelihoods(Command):
         return subjects
 
     def laws_of(self, subject: "Subject") -> "Sequence[Law]":
-        """The laws that a model is measured in: that of --law, else its own."""
+        """The laws to measure a model under: --law, else its own."""
         return (self.law or subject.law,)
 
     def estimates(self, subjects: "Sequence[Subject]") -> "list[Estimate]":
@@ -143,11 +141,8 @@ class Eval(Likelihoods):
 
     kind = "eval"
 
-    data: Texts = ()
-    """Texts to measure on: folders of token shards, files, folders of files or named corpora; by default what
-    each run held out."""
-    eos: bool = True
-    """Put an end-of-text token after every document, where --data is text. Shards already have it or not."""
+    data: TextsFlag = ()
+    eos: EosFlag = True
 
     def laws_of(self, subject: "Subject") -> "Sequence[Law]":
         """That of --law, else all that a model has and the estimator can measure, its own first."""

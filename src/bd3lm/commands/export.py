@@ -1,11 +1,17 @@
-"""`bd3lm export`: a model in a layout that other people's programs load."""
+"""`bd3lm export`: write a model in a layout that other programs load."""
 
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from bd3lm.commands.shared.command import Command
-from bd3lm.commands.shared.flags import DTYPES, DType, Model, NewFolder, check_out_folder, named
+from bd3lm.commands.shared.flags import (
+    Model,
+    NewFolder,
+    SavedDTypeFlag,
+    check_out_folder,
+    named,
+)
 from bd3lm.io.terminal import say
 
 if TYPE_CHECKING:
@@ -20,21 +26,24 @@ Layout = Literal["huggingface", "transformers", "sdar", "reference"]
 
 @dataclass(frozen=True)
 class Export(Command):
-    """Write a model in a layout that other programs load; `bd3lm convert` reads theirs."""
+    """Write a model in a format that other programs load; `bd3lm convert` reads such formats."""
 
     kind = "export"
 
     model: Model
-    """A run, a model folder, a GGUF file or a hub id such as owner/name."""
     out: NewFolder
-    """The folder to write, a new or empty one."""
-    to: Annotated[Layout, named("{huggingface,transformers,sdar,reference}")]
-    """The layout: huggingface, a Llama- or Qwen-type checkpoint that transformers loads (of autoregressive
-    models whose network is of that type); transformers, a folder with code for its AutoModelForCausalLM (of
-    block diffusion models); sdar, which SGLang, LMDeploy and JetEngine load (of block diffusion models whose
-    network is of Qwen3's type); reference, that of the paper's published weights, for its own code."""
-    dtype: Annotated[DType | None, named(DTYPES)] = None
-    """Precision to write; by default that of the weights."""
+    to: Annotated[
+        Layout,
+        named(
+            "{huggingface,transformers,sdar,reference}",
+            help="Format. huggingface: a Llama or Qwen type checkpoint for transformers, from an "
+            "autoregressive model whose network is of that type. transformers: a folder with code for "
+            "its AutoModelForCausalLM, from a block diffusion model. sdar: for SGLang, LMDeploy and "
+            "JetEngine, from a block diffusion model whose network is of Qwen3's type. reference: the "
+            "format of the paper's published weights, for its own code.",
+        ),
+    ]
+    dtype: SavedDTypeFlag = None
 
     def run(self) -> int:
         from bd3lm.commands.shared.models import check_models, one_model

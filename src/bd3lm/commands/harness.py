@@ -1,4 +1,4 @@
-"""`bd3lm harness`: other people's tasks, by lm-evaluation-harness."""
+"""`bd3lm harness`: run tasks of lm-evaluation-harness on a model."""
 
 import json
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ from bd3lm.commands.shared.flags import (
     OptionalFile,
     OptionalFolder,
     OptionalInt,
+    SeedFlag,
     TokenizerFlag,
     named,
 )
@@ -36,38 +37,37 @@ _MEANINGS = {
 
 @dataclass(frozen=True)
 class Harness(Command):
-    """Run tasks of lm-evaluation-harness on a model; needs the extra `harness`.
+    """Run tasks of lm-evaluation-harness on a model. Needs pip install "bd3lm[harness]".
 
-    Tasks that come with the harness download their data from the hub.
+    The tasks that come with the harness download their data from the hub.
     """
 
     kind = "harness"
 
     model: Model
-    """A run, model folder, GGUF file or hub id."""
     tasks: Annotated[tuple[str, ...], named("TASK ...")]
     """Names of tasks or groups, or patterns such as "arc_*"."""
     include_path: OptionalFolder = None
-    """A folder with task files (YAML) of your own."""
+    """Folder with your own task files (YAML)."""
     num_fewshot: OptionalInt = None
-    """Examples in each context; by default what the task says."""
+    """Examples in each context. Default: what the task says."""
     limit: OptionalInt = None
-    """Only this many examples of each task, the first, for a trial."""
+    """Run only the first examples of each task, this many, to try it out."""
     estimator: EstimatorFlag = "auto"
     samples: OptionalInt = None
-    """Draws of each text, for a random estimate; by default 16, for iw:K 1 (of K orders)."""
+    """Draws of a random estimate for each text. Default: 16, for iw:K 1 (of K orders)."""
     law: LawFlag = None
     lean: LeanFlag = None
     steps: OptionalInt = None
-    """Steps of the sampler: for SEDD and D3PM those of a text, for the others those of each block."""
-    seed: int = 0
+    """Steps of the sampler: per text for SEDD and D3PM, per block for the others."""
+    seed: SeedFlag = 0
     batch_size: int = 8
-    """Texts side by side."""
+    """Texts per batch."""
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
     dtype: DTypeFlag = None
     out: OptionalFile = None
-    """Write all that the harness reports to this new JSON file."""
+    """Write the full report of the harness to this new JSON file."""
 
     def run(self) -> int:
         from bd3lm.commands.shared.models import check_models, one_model

@@ -1,24 +1,28 @@
-"""`bd3lm lengths`: how long the documents of models are, beside those that they were trained on."""
+"""`bd3lm lengths`: compare the lengths of generated documents with the training set's."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import arg
 
 from bd3lm.commands.shared.command import Command
 from bd3lm.commands.shared.flags import (
     DeviceFlag,
+    EntropyWindowFlag,
     LawFlag,
     LeanFlag,
     MaxDocumentFlag,
     ModelsOrFiles,
-    OptionalFile,
     OptionalFolder,
-    OptionalInt,
+    RecordsFlag,
     SamplingDTypeFlag,
+    SeedFlag,
     TokenizerFlag,
     TopPFlag,
     TopPRuleFlag,
     check_sources,
+    named,
 )
 
 if TYPE_CHECKING:
@@ -38,37 +42,44 @@ _ENDS = {"EOS": "eos", "entropy": "entropy", "limit": "length"}  # headings; no 
 
 @dataclass(frozen=True)
 class Lengths(Command):
-    """How long the documents are that models write and what ends them, beside those of the training set."""
+    """How long generated documents are and what ends them, compared with the training set."""
 
     kind = "lengths"
 
-    sources: ModelsOrFiles = ()
-    """Runs, model folders, GGUF files or hub ids, which write documents; or .jsonl files that
-    `bd3lm sample --out` wrote without a prompt."""
+    sources: Annotated[
+        ModelsOrFiles,
+        arg(
+            help="Runs, model folders, GGUF files or hub ids, which write the documents; or .jsonl files "
+            "that `bd3lm sample --out` wrote without a prompt."
+        ),
+    ] = ()
     count: int = 500
-    """Documents of each model."""
-    length: OptionalInt = None
-    """Tokens a document may reach, with the one that texts begin with; by default 16 contexts. SEDD and
-    uniform noise reach one context."""
+    """Documents per model."""
+    length: Annotated[
+        int | None,
+        named(
+            "INT",
+            help="Most tokens of a document, the token that begins a text included. Default: 16 contexts. "
+            "SEDD and uniform noise reach one context.",
+        ),
+    ] = None
     entropy_floor: float = 4.0
-    """End a document when its last tokens have less entropy than this, in nats; 0 ends none."""
-    entropy_window: int = 256
-    """How many last tokens that is."""
+    """End a document when the entropy of its last tokens falls below this, in nats. 0: never."""
+    entropy_window: EntropyWindowFlag = 256
     top_p: TopPFlag = None
     top_p_rule: TopPRuleFlag = "inclusive"
     law: LawFlag = None
     lean: LeanFlag = None
-    seed: int = 0
+    seed: SeedFlag = 0
     batch_size: int = 32
-    """Documents written side by side."""
+    """Documents written in parallel."""
     data: OptionalFolder = None
-    """A folder of token shards to compare with; by default what each run was trained on."""
+    """Token shards to compare with. Default: the data that each run was trained on."""
     max_document: MaxDocumentFlag = None
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
     dtype: SamplingDTypeFlag = None
-    out: OptionalFile = None
-    """Write the records, all lengths and settings, to this new JSON file too."""
+    out: RecordsFlag = None
 
     def run(self) -> int:
         from bd3lm.commands.shared.records import check_new_file, write_records

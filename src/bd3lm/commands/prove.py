@@ -1,7 +1,7 @@
-"""`bd3lm prove`: a block diffusion model small enough to know everything about.
+"""`bd3lm prove`: check a block diffusion model that is small enough to enumerate.
 
-Every text that a tiny random model can write is enumerated, so its likelihood must sum to one, its bounds
-must lie in order, and its sampler must agree with both.
+It lists every text that a tiny random model can write. The likelihoods must sum to one, the bounds must lie
+in order, and the sampler's frequencies must match the likelihoods.
 """
 
 from dataclasses import dataclass
@@ -27,14 +27,15 @@ _WEIGHT_SCALE = 0.3  # smaller weights give nearly uniform texts, which would pr
 
 @dataclass(frozen=True)
 class Prove(Command):
-    """Enumerate every text of a tiny model: its likelihood sums to one, and its sampler agrees."""
+    """Check the mathematics on a tiny model: enumerate all its texts, sum their likelihoods, test the
+    sampler."""
 
     kind = "prove"
 
     seed: int = 0
     """Seed of the random weights."""
     samples: int = 20_000
-    """How many texts to draw for the comparison."""
+    """Texts to draw for the comparison."""
 
     def run(self) -> int:
         return 0 if run_proof(self) else 1

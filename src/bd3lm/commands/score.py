@@ -1,4 +1,4 @@
-"""`bd3lm score MODEL FILE...`: how likely a model finds each document, long ones by sliding windows."""
+"""`bd3lm score MODEL FILE...`: likelihood of each document, long ones by sliding windows."""
 
 import json
 import math
@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional
@@ -21,8 +22,8 @@ from bd3lm.commands.shared.flags import (
     LeanFlag,
     MaxDocumentFlag,
     Model,
-    OptionalFile,
     OptionalInt,
+    SeedFlag,
     TokenizerFlag,
     named,
 )
@@ -60,36 +61,48 @@ Place = tuple[str, int, str]
 
 @dataclass(frozen=True)
 class Score(Command):
-    """How likely a model finds each document, one JSON line each: exact where it can be, else a bound.
+    """Score each document: its likelihood under a model as one JSON line, exact if possible, else a bound.
 
-    Documents longer than the context are scored in windows, each given what the one before it has scored.
+    A document longer than the context is scored in windows; each window is given tokens that the windows
+    before it scored.
     """
 
     kind = "score"
 
     model: Model
-    """A run, model folder, GGUF file or hub id."""
-    files: Positional[Annotated[tuple[str, ...], named("FILE ...")]]
-    """Files or folders of text, with the documents that `bd3lm data prepare` would take. Blank ones have a
-    line too, without a figure."""
+    files: Positional[
+        Annotated[
+            tuple[str, ...],
+            named(
+                "FILE ...",
+                help="Files or folders of text, split into documents as `bd3lm data prepare` does. A blank "
+                "document gets a line too, without a figure.",
+            ),
+        ]
+    ]
     field: FieldFlag = None
     max_document: MaxDocumentFlag = None
     estimator: EstimatorFlag = "auto"
     law: LawFlag = None
     lean: LeanFlag = None
     samples: OptionalInt = None
-    """Draws of a random estimate, whose spread is the error; by default 16, for iw:K 1."""
+    """Draws of a random estimate; their spread gives the error. Default: 16, for iw:K 1."""
     stride: OptionalInt = None
-    """Tokens that a window after the first scores, given the rest of a context; by default half a context."""
-    seed: int = 0
+    """New tokens that each window after the first scores. Default: half the context."""
+    seed: SeedFlag = 0
     batch_size: int = 8
-    """Documents, or windows of long ones, or draws, side by side."""
+    """Documents (or windows, or draws) per batch."""
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
     dtype: DTypeFlag = None
-    out: OptionalFile = None
-    """Write the lines to this new .jsonl file instead of standard output. Until all are there it is called
-    FILE.partial, which the same command continues."""
+    out: Annotated[
+        Path | None,
+        named(
+            "FILE",
+            help="Write the lines to this new .jsonl file instead of standard output. Until it is complete "
+            "it is called FILE.partial, and the same command continues it.",
+        ),
+    ] = None
 
     def run(self) -> int:
         from bd3lm.commands.shared.models import check_models

@@ -1,4 +1,4 @@
-"""`bd3lm train`: train a preset, or a recipe of one's own."""
+"""`bd3lm train`: train a preset or a recipe."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -22,28 +22,27 @@ _MOST_SECONDS = 10**6  # eleven days
 
 @dataclass(frozen=True)
 class Train(Command):
-    """Train a preset, or a recipe of your own. `--any.field value` sets any field of the recipe.
+    """Train a preset or your own recipe. `--any.field value` sets any field of the recipe.
 
-    Under torchrun it trains on all processes. `bd3lm train PRESET --show` prints the resolved recipe. The
-    presets `demo` and `demo-paper` are measured when they are trained, and report.html is written.
+    Under torchrun all processes train one model. `bd3lm train PRESET --show` prints the resolved recipe.
+    After training, the presets `demo` and `demo-paper` also measure the models and write report.html.
     """
 
     kind = "train"
 
     preset: Positional[Annotated[str | None, named("[PRESET]")]] = None
-    """A named run; `bd3lm presets` lists them. Without one --config must say everything."""
+    """A named recipe; `bd3lm presets` lists them. Without it, --config must hold a whole recipe."""
     out: OptionalFolder = None
-    """The folder of the run; by default runs/PRESET."""
+    """Folder of the run. Default: runs/PRESET."""
     config: OptionalFile = None
-    """A YAML file with what differs from the preset. Without a preset it holds a whole recipe, or several
-    under the names of their stages."""
+    """YAML file: changes to the preset or, without one, a whole recipe (or one per stage, by name)."""
     resume: bool = False
-    """Continue the run in --out: by its own recipe, or by a preset that computes the same."""
+    """Continue the run in --out, with its own recipe or with a preset that computes the same."""
     start_from: Annotated[str | None, named("MODEL"), arg(name="from")] = None
-    """A run, model folder, GGUF file or hub id whose weights to start from, with a fresh optimizer."""
+    """Start from the weights of this run, model folder, GGUF file or hub id, with a fresh optimizer."""
     device: DeviceFlag = None
     join_timeout: Annotated[float | None, named("SECONDS")] = None
-    """Under torchrun or a scheduler: how long the first processes wait for the last; by default 300."""
+    """Under torchrun or a scheduler: how long processes wait for the last one to join. Default: 300."""
     show: bool = False
     """Print the resolved recipe and stop."""
     overrides: Suppress[tuple[str, ...]] = ()

@@ -1,4 +1,4 @@
-"""`bd3lm tune`: train a model on one's own conversations, as what it is."""
+"""`bd3lm tune`: fine-tune a model on conversations, with the loss of its own method."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -49,45 +49,49 @@ _OF_FILES = ("chat_template", "answers", "held_out", "max_document", "only_text"
 
 @dataclass(frozen=True)
 class Tune(Command):
-    """Train a model on conversations, of which it learns the answers. `--any.field value` sets any field of
-    its recipe.
+    """Fine-tune a model on the answers in conversations. `--any.field value` sets any field of its recipe.
 
-    An autoregressive, a joint and a block model each learn by their own loss, with all their weights or, with
-    --rank, by additions to them; of a drafter only the drafts learn. The chat template is saved with the
-    model.
+    Autoregressive, joint and block models are trained with their own loss: all weights or, with --rank,
+    low-rank additions to them. Of a drafter only the drafting part is trained. The chat template is saved
+    with the model.
     """
 
     kind = "tune"
 
     model: Positional[Annotated[str | None, named("[MODEL]")]] = None
-    """A run, model folder or hub id."""
+    """The model to fine-tune: a run, model folder or hub id."""
     files: Positional[Annotated[tuple[str, ...], named("[FILE ...]")]] = ()
-    """Conversations as .jsonl (also .gz .xz .zst) or .parquet, or folders of such files."""
+    """Conversations: .jsonl (also .gz .xz .zst) or .parquet files, or folders of them."""
     data: OptionalFolder = None
-    """Train on these conversations, which `bd3lm data prepare --chat` wrote with the model's tokenizer."""
+    """Train on what `bd3lm data prepare --chat` wrote with the model's tokenizer, in place of FILE."""
     out: OptionalFolder = None
-    """The folder of the run; by default runs/tune."""
+    """Folder of the run. Default: runs/tune."""
     steps: OptionalInt = None
-    """Steps of training; by default as many as --epochs says."""
+    """Training steps. Default: as many as --epochs needs."""
     epochs: OptionalFloat = None
-    """How often each conversation is read; 3 by default."""
+    """How often each conversation is read. Default: 3."""
     rank: OptionalInt = None
-    """Train low-rank additions to the weights, of this rank, in place of the weights."""
+    """Train low-rank additions of this rank instead of the weights themselves."""
     chat_template: ChatTemplateFlag = None
     answers: AnswersFlag = "all"
-    held_out: Annotated[int | float | None, named("SHARE|INT")] = None
-    """Share of the conversations, the last ones, to hold out (below 1), or how many; 0.05 by default where
-    the names of files say no split. 0 holds out none."""
+    held_out: Annotated[
+        int | float | None,
+        named(
+            "SHARE|INT",
+            help="Conversations to hold out, from the end: a share below 1, or a number. 0 holds out none. "
+            "Default: 0.05, unless the file names say which split they are.",
+        ),
+    ] = None
     skip_long: Annotated[bool, FlagCreatePairsOff] = False
-    """Leave out conversations that are longer than the model can read, and say how many."""
+    """Leave out conversations longer than the model's context, and say how many."""
     max_document: MaxDocumentFlag = None
     only_text: Annotated[bool, FlagCreatePairsOff] = False
-    """Prepare the conversations, and stop: OUT/data is then for --data, under torchrun too."""
+    """Tokenize the conversations, then stop. Pass OUT/data to --data later, under torchrun too."""
     resume: bool = False
-    """Continue the run in --out: by its own recipe, or by the same command."""
+    """Continue the run in --out, with its own recipe or with the same command."""
     device: DeviceFlag = None
     show: bool = False
-    """Print the recipe and the memory that it needs, and stop."""
+    """Print the recipe and the memory that it needs, then stop."""
     overrides: Suppress[tuple[str, ...]] = ()
     """The words --any.field value, which tyro does not see."""
 

@@ -1,4 +1,4 @@
-"""`bd3lm variance`: how noisy each way of drawing masks is on trained models."""
+"""`bd3lm variance`: variance of the loss under each masking rule, on trained models."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,8 +10,8 @@ from bd3lm.commands.shared.flags import (
     DeviceFlag,
     FieldFlag,
     Models,
-    OptionalFile,
-    OptionalInt,
+    RecordsFlag,
+    SeedFlag,
     TokenizerFlag,
     named,
 )
@@ -28,28 +28,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Variance(Command):
-    """How noisy each way of drawing masks is on trained block diffusion models, by block size."""
+    """Variance of the training loss under each masking rule, for trained block diffusion models by block
+    size."""
 
     kind = "variance"
 
     models: Models = ()
-    """Runs, model folders, GGUF files or hub ids."""
-    data: Annotated[str | None, named("DATA")] = None
-    """Text to measure on: a folder of token shards, a file, a folder of files or a named corpus; by default
-    what each run held out."""
+    data: Annotated[
+        str | None,
+        named(
+            "DATA",
+            help="Text to measure on: a folder of token shards, a file, a folder of files or a named corpus. "
+            "Default: the text that each run held out.",
+        ),
+    ] = None
     field: FieldFlag = None
     batches: int = 20
     """Held-out batches to measure the loss on."""
     gradients: int = 0
-    """Held-out batches to measure the gradient on; 0 does not."""
-    batch_size: OptionalInt = None
-    """Sequences a batch, on which the gradient's variance depends; by default data.validation_batch of the
-    run, else 16."""
-    seed: int = 0
+    """Held-out batches to measure the gradient on. 0: do not measure it."""
+    batch_size: Annotated[
+        int | None,
+        named(
+            "INT",
+            help="Sequences per batch; the variance of the gradient depends on it. Default: "
+            "data.validation_batch of the run, else 16.",
+        ),
+    ] = None
+    seed: SeedFlag = 0
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
-    out: OptionalFile = None
-    """Write the records, all figures and settings, to this new JSON file too."""
+    out: RecordsFlag = None
 
     def run(self) -> int:
         from bd3lm.commands.shared.corpora import check_texts

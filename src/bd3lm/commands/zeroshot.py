@@ -1,13 +1,15 @@
-"""`bd3lm zeroshot`: models against corpora that they were not trained on."""
+"""`bd3lm zeroshot`: perplexity of models on corpora that they were not trained on."""
 
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from bd3lm.commands.eval import Estimate, Likelihoods, legend, measure_perplexity
-from bd3lm.commands.shared.flags import Texts
+from bd3lm.commands.shared.flags import (
+    named,
+)
 from bd3lm.io.terminal import say
 
 if TYPE_CHECKING:
@@ -22,16 +24,18 @@ _MISSING = "–"  # in place of a figure that could not be had
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroShot(Likelihoods):
-    """Perplexity and bits per byte on corpora the models were not trained on: models against corpora.
+    """A table of perplexity and bits per byte: models against corpora that they were not trained on.
 
-    Documents are wrapped to the context without an end-of-text token between them, as the paper does. The
-    status is 1 if a figure could not be measured; the others are shown and written all the same.
+    Documents are wrapped to the context with no end-of-text token between them, as in the paper. If a figure
+    cannot be measured, the command still shows and writes the others, and exits with status 1.
     """
 
     kind = "zeroshot"
 
-    data: Texts = ()
-    """Corpora: names, files or folders; by default the paper's seven, from the hub."""
+    data: Annotated[
+        tuple[str, ...],
+        named("DATA ...", help="Corpora: names, files or folders. Default: the paper's seven, from the hub."),
+    ] = ()
 
     def run(self) -> int:
         from bd3lm.commands.shared.records import write_records

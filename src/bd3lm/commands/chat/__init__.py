@@ -1,4 +1,4 @@
-"""`bd3lm chat`: talk to a model in a terminal, or from a script."""
+"""`bd3lm chat`: talk to a model in a terminal or from a script."""
 
 import os
 import sys
@@ -40,10 +40,10 @@ _NO_TOKENIZER = "the model was saved without a tokenizer; name one with --tokeni
 
 @dataclass(frozen=True)
 class Chat(Command):
-    """Talk to a model: each line is a message, and its answer is shown as it is written.
+    """Talk to a model. Each line you type is a message; the answer appears as it is written.
 
-    A line that begins with / is a command; /help shows them. From a pipe, each line is a message too, and
-    standard output has nothing but the answers.
+    A line that begins with / is a command; /help lists them. Input from a pipe is read line by line too, and
+    standard output holds only the answers.
     """
 
     kind = "chat"
@@ -51,18 +51,23 @@ class Chat(Command):
     model: Model
     """A run, model folder, GGUF file or hub id, or box, the model that comes with bd3lm."""
     system: Annotated[str | None, named("TEXT")] = None
-    """What the model is told before the conversation."""
-    chat_template: Annotated[str | None, named("plain|FILE")] = None
-    """How a conversation becomes a text, for a model that came without a template or with another: a file
-    (Jinja), or plain, which writes User: and Assistant: before what they say."""
+    """System message, placed before the conversation."""
+    chat_template: Annotated[
+        str | None,
+        named(
+            "plain|FILE",
+            help="Chat template, for a model saved without one or to replace its own: a Jinja file, or "
+            "plain, which puts User: and Assistant: before the messages.",
+        ),
+    ] = None
     max_new_tokens: OptionalInt = None
-    """Tokens of an answer at most; by default all that the context has room for."""
+    """Most tokens of an answer. Default: as many as the context has room for."""
     drafts: bool = False
-    """In a terminal, show what is tried and drafted while an answer is written."""
+    """In a terminal, show drafts and tokens that are not settled yet while an answer is written."""
     history: OptionalFile = None
-    """Keep what is typed in this file, for the arrow keys of the next time; by default it is forgotten."""
+    """Save what you type to this file, for the arrow keys next time. Default: nothing is saved."""
     seed: int = 0
-    """Of each answer. The same conversation with the same seed has the same answer."""
+    """Seed of each answer. The same conversation with the same seed gives the same answer."""
     temperature: TemperatureFlag = 1.0
     top_p: TopPFlag = None
     top_p_rule: TopPRuleFlag = "inclusive"

@@ -1,8 +1,8 @@
-"""`bd3lm demo`: train, measure and sample a small block diffusion model, on text every Python carries.
+"""`bd3lm demo`: train, measure and sample a small block diffusion model on text that comes with Python.
 
-An autoregressive model comes first. From it go on, for as many steps again, an autoregressive model and a
-block diffusion model with blocks of 4, which can be compared therefore. All are measured on held-out text:
-exactly, and the last also by the bound that the paper can print.
+It trains an autoregressive model first. Training then continues twice from there, for as many steps again:
+once autoregressively, once as block diffusion with blocks of 4, so the two can be compared. All models are
+measured exactly on held-out text, and the last also by the paper's bound.
 """
 
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Demo(Command):
-    """Train a small model on text that every Python carries, measure it exactly, and sample from it."""
+    """Train small models on Python's own documentation, measure them exactly, and sample from them."""
 
     kind = "demo"
 
     out: Annotated[Path, arg(metavar="FOLDER")] = Path("runs/demo")
-    """Where to write the run."""
+    """Folder of the run."""
 
     def run(self) -> int:
         return run_demo(self.out)

@@ -1,4 +1,4 @@
-"""`bd3lm report`: measure what is missing and cheap, and write everything that is known as a page."""
+"""`bd3lm report`: one page about some runs; measures first what is missing and quick."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,21 +16,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report(Command):
-    """One HTML page, and the same as Markdown, of all that is known of some runs.
+    """Write one HTML page, and the same as Markdown, with everything known about some runs.
 
-    Training curves, perplexities, variances, lengths, samples, and a text being written that can be watched.
+    The page has training curves, perplexities, variances, lengths, samples, and an animation of a text being
+    written.
     """
 
     kind = "report"
 
     runs: Positional[Annotated[tuple[Path, ...], named("RUN ...")]] = ()
-    """Folders of runs, or a folder that holds runs. A run of several stages is reported stage by stage."""
+    """Run folders, or a folder of runs. A run with several stages is reported stage by stage."""
     out: OptionalFolder = None
-    """Where to write report.html, report.md and plots; by default into the run, or report for several."""
+    """Folder for report.html, report.md and plots. Default: the run, or report if there are several."""
     measure: bool = True
-    """Measure what is missing, where that takes less than a minute."""
+    """First measure what is missing, if that takes less than a minute."""
     samples: int = 3
-    """Texts of each model to show."""
+    """Texts to show per model."""
     device: DeviceFlag = None
 
     def run(self) -> int:
