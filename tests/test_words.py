@@ -46,12 +46,12 @@ def test_the_command_and_python_use_the_same_words() -> None:
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("max_length", "say length, which counts the prompt too, or max_new_tokens, which does not"),
+        ("max_length", "use length, which counts the prompt too, or max_new_tokens, which does not"),
         ("num_return_sequences", "say count"),
-        ("num_beams", "there is no beam search; temperature=0 takes the likeliest token each time"),
+        ("num_beams", "there is no beam search; use temperature=0 to take the most likely token each time"),
         ("ignore_eos", "say stop_at_eos=False"),
         ("logprobs", "say alternatives"),
-        ("lean", r"it is of a model: say with_lean\(...\).generate\(...\)"),
+        ("lean", r"it belongs to the model: use with_lean\(...\).generate\(...\)"),
     ],
 )
 def test_a_keyword_of_another_library_is_answered_with_ours(word: str, said: str) -> None:

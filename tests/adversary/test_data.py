@@ -398,7 +398,7 @@ def test_everything_that_is_damaged_is_named(copy: Path, capsys: Capture) -> Non
     status, out, err = verified(copy, capsys)
     files = len(list(copy.glob("*.bin"))) + 2
     assert status == 1
-    assert err == f"bd3lm: {copy} is not whole: 4 of {files} checks failed\n"
+    assert err == f"bd3lm: {copy} is damaged: 4 of {files} checks failed\n"
     for said in (
         "train-00001.bin is damaged: its sha256 is",
         "train-00002.bin is missing",
@@ -573,7 +573,7 @@ def test_what_is_measured_on_says_how_to_prepare_it(
     monkeypatch.setattr("bd3lm.io.reading.MAX_DOCUMENT", 9)
     line = fails(capsys, "eval", model, "--data", long_text(tmp_path, "a.jsonl"))
     assert "a.jsonl, line 1, is longer than 9 characters" in line
-    assert "`bd3lm data prepare --max-document` allows more" in line
+    assert "`bd3lm data prepare --max-document`, which can allow more" in line
 
 
 def test_a_limit_of_nothing_is_refused(tmp_path: Path, capsys: Capture) -> None:

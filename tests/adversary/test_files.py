@@ -115,7 +115,7 @@ def test_a_report_that_cannot_be_written_is_not_measured_for(
     monkeypatch.setattr(records, "why_not_writable", lambda folder: "Read-only file system")
     monkeypatch.setattr("bd3lm.commands.report.measuring.measure_missing", None)
     line = fails(capsys, "report", str(run), "--device", "cpu")
-    assert f"--out must be a folder that can be written to, and {run} cannot: Read-only file system" in line
+    assert f"--out must be a writable folder, and {run} is not: Read-only file system" in line
 
 
 @pytest.mark.parametrize("command", ["train", "adapt", "adapt --own", "prepare"])

@@ -79,8 +79,8 @@ def test_with_speculation_it_is_the_same_text_in_fewer_passes() -> None:
     model = small_model(CONTEXT)
     plain, guessed = (chat(model, "hi", **more) for more in ({}, {"speculation": "3", "law": "causal"}))
     assert plain.shown == guessed.shown
-    assert " tokens a pass; of " in guessed.noted
-    assert " tokens a pass; of " not in plain.noted
+    assert " tokens per pass; of " in guessed.noted
+    assert " tokens per pass; of " not in plain.noted
 
 
 def test_a_server_gives_the_same_answer_to_the_same_seed() -> None:
@@ -184,7 +184,7 @@ def test_a_long_history_is_not_tokenized_from_its_beginning() -> None:
 
 def test_a_message_that_leaves_no_room_is_refused_and_the_conversation_goes_on() -> None:
     model = model_of()
-    said = "a message must leave room for an answer in the context of 160 tokens, got one that makes"
+    said = "a message must leave room for an answer in the context of 160 tokens, got a message that makes"
     seen = chat(model, "a", "x" * 200, "b", live=True)
     assert said in seen.noted
     assert [message for message, _ in seen.exchanges] == ["a", "b"]
@@ -383,10 +383,10 @@ def test_a_conversation_is_saved_and_taken_up_again(tmp_path: Path) -> None:
         ('{"messages": [3]}', "message 0 of .* must have a role and a content"),
         ('{"messages": [{"role": "user", "content": null}]}', "must have a role and a content"),
         ('{"messages": [{"role": "tool", "content": "x"}]}', "role must be one of system, user, assistant"),
-        ('{"messages": [{"role": "user", "content": "x"}]}', "in turns, the last of them the assistant's"),
+        ('{"messages": [{"role": "user", "content": "x"}]}', "that alternates between user and assistant"),
         (
             '{"messages": [{"role": "assistant", "content": "x"}, {"role": "user", "content": "x"}]}',
-            "in turns, the last of them the assistant's",
+            "that alternates between user and assistant",
         ),
         (
             '{"messages": [{"role": "user", "content": "\\ud800"}, {"role": "assistant", "content": ""}]}',

@@ -247,8 +247,8 @@ def test_answers_alone_go_to_a_pipe(tmp_path: Path, monkeypatch, capsys) -> None
     [
         (b"\xff\n", "", "standard input must be UTF-8 text, and is not"),
         (b"/nothing\nhi\n", "", "there is no command /nothing, there are /help"),
-        (b"hi\n", "--drafts", "--drafts is for a terminal, and standard output is none"),
-        (b"hi\n", "--history FILE", "--history is for a terminal, and standard input or output is none"),
+        (b"hi\n", "--drafts", "--drafts needs a terminal, and standard output is not one"),
+        (b"hi\n", "--history FILE", "--history needs a terminal, and standard input or output is not one"),
         (b"hi\n", "--top-k 0", "--top-k must be at least 1, got 0"),
         (b"hi\n", "--max-new-tokens 0", "--max-new-tokens must be at least 1, got 0"),
         (b"hi\n", "--seed -1", "must be whole numbers from 0"),
@@ -282,8 +282,8 @@ sys.exit(status)
     done = subprocess.run([sys.executable, "-c", code], input="hi\n", capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        f"bd3lm: {folder} must have a chat template, and its tokenizer has none: name a file with one, "
-        "--chat-template FILE, or say --chat-template plain\n"
+        f"bd3lm: {folder} must have a chat template, and its tokenizer has none: give a file with one, "
+        "--chat-template FILE, or use --chat-template plain\n"
     )
 
 

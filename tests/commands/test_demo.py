@@ -139,7 +139,7 @@ def test_the_table(finished):
     assert (ar[0], ar[2]) == ("12 + 12", "")
     assert block[0] == "12 + 12"
     assert "│ autoregressive                       │      12 │" in printed
-    assert "A sum of steps: training went on from the model of the first of them" in printed
+    assert "A sum of steps: training continued from the first of these models" in printed
     assert block[2].startswith("≤ ")
     assert 1.0 < value(block[1]) <= value(block[2])  # exact, then its bound
 

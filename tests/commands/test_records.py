@@ -66,7 +66,9 @@ def test_what_cannot_be_kept_beside_a_run_is_told_once_and_still_there(tmp_path,
     assert keep(subject, "first", record) is None
     assert keep(subject, "second", record) is None
     (said,) = recwarn
-    assert f"is shown and not kept, since {place} cannot be written to: Not a directory" in str(said.message)
+    assert f"are shown but not stored, because {place} cannot be written to: Not a directory" in str(
+        said.message
+    )
     assert kept(subject, "kind") == [record, record]
 
 
@@ -137,7 +139,7 @@ def test_a_folder_that_takes_no_files_is_refused_before_anything_is_opened(tmp_p
             continue
         assert main([*words, "--out", str(out)]) == 1
         folder = Path(out).parent
-        expected = f"--out must be in a folder that can be written to, and {folder} cannot: {said}"
+        expected = f"--out must be in a writable folder, and {folder} is not: {said}"
         assert capsys.readouterr().err == f"bd3lm: {expected}\n"
 
 

@@ -21,8 +21,8 @@ def test_only_a_newline_ends_a_line(tmp_path):
         ({"text": 3}, "line 2 must have a text in its field text, or be a line of .*: 3"),
         ({"text": "human"}, "samples written in one way, got 2 different settings"),
         ({"text": "cut", "settings": {}}, "line 2 must be a sample .*of another kind: documents, length"),
-        ({**LINE, "entropy": "4"}, "missing or of another kind: entropy$"),
-        ({**LINE, "documents": [1]}, "missing or of another kind: documents$"),
+        ({**LINE, "entropy": "4"}, "missing or of the wrong type: entropy$"),
+        ({**LINE, "documents": [1]}, "missing or of the wrong type: documents$"),
         ([], "line 2 must have a text in its field text"),
         ({**LINE, "settings": {"length": 9}}, "samples written in one way, got 2 different settings"),
         ({**LINE, "dtype": "bfloat16"}, "samples written in one way, got 2 different settings"),
@@ -80,7 +80,7 @@ def test_texts_of_other_code_must_not_have_a_prompt_either(tmp_path):
 def test_samples_with_a_prompt_are_told_apart(given, tmp_path):
     Samples.read(written(tmp_path, {**LINE, "prompt": ""})).require_from_nothing()
     with pytest.raises(
-        ValueError, match=r"sample 1 of .* must be written from nothing, without a prompt, got"
+        ValueError, match=r"sample 1 of .* must be written from scratch, without a prompt, got"
     ):
         Samples.read(written(tmp_path, LINE, {**LINE, **given})).require_from_nothing()
 

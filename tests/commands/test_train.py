@@ -115,7 +115,7 @@ def test_a_misspelt_stage_suggests_the_right_one(capsys):
     [
         (
             "--block.start_from /nowhere",
-            "block.start_from must be an earlier stage (ar, ar_longer), by default the last of them",
+            "block.start_from must be an earlier stage (ar, ar_longer; default: the last of them)",
         ),
         (
             "--block.parallel fsdp",
@@ -234,7 +234,7 @@ def test_a_run_that_is_resumed_without_its_preset_takes_flags_and_no_start(two, 
     words = ["train", "--out", str(tmp_path / "run"), "--resume", "--device", "cpu"]
     assert "--resume needs a run to continue" in fails(capsys, *words)
     assert main(["train", "two", *words[1:3], "--device", "cpu", "--train.steps", "2"]) == 0
-    assert "--from is for a new run" in fails(capsys, *words, "--from", "box")
+    assert "--from starts a new run" in fails(capsys, *words, "--from", "box")
     assert "Different: optimizer.lr" in fails(capsys, *words, "--optimizer.lr", "0.5")
     assert "did you mean 'block'" in fails(capsys, *words, "--blok.train.steps", "4")
     assert main([*words, "--block.train.micro_batch", "2"]) == 0

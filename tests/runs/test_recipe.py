@@ -531,7 +531,7 @@ def test_ssd_lm_has_no_nelbo_whose_variance_could_be_tracked():
 
 @pytest.mark.parametrize("plugins", [["a.py"], {"tails": 3}, "a.py"])
 def test_what_a_recipe_may_say_of_plugins(plugins):
-    with pytest.raises(ValueError, match="plugins must say for each kind its file or module"):
+    with pytest.raises(ValueError, match="plugins must map each kind to its file or module"):
         recipe_from_dict({**SMALLEST, "plugins": plugins}, where="recipe")
 
 

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _nobody_reads() -> bool:
     """Whether standard output is a pipe that was closed at its other end."""
     poll = select.poll()
-    poll.register(_STANDARD_OUTPUT, 0)  # errors are told without being asked for
+    poll.register(_STANDARD_OUTPUT, 0)  # errors are reported even if not requested
     return bool(poll.poll(0))
 
 
@@ -68,7 +68,7 @@ def _main(words: list[str]) -> int:
         return 0
     try:
         words, plugins = _without_plugins(words)
-        every_command()  # ours first: a plugin that takes one of their names is told so
+        every_command()  # ours first, so that a plugin with one of their names gets an error
         for source in plugins:
             load_plugin(source)
         command = _parsed(words, every_command(), debug=debug)
@@ -108,7 +108,7 @@ def _without_plugins(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _parsed(words: list[str], commands: Mapping[str, type[Command]], *, debug: bool) -> Command | None:
-    """The command that is asked for; None where it cannot be told, which is said."""
+    """Parse the command line; None after printing what is wrong with it."""
     if (wrong := mistyped(words, commands)) is not None:
         _say(wrong)
         return None
@@ -128,7 +128,7 @@ def _parsed(words: list[str], commands: Mapping[str, type[Command]], *, debug: b
             else:
                 _say(in_one_line(box, command_named(words, commands)))
         raise
-    if heard := said.getvalue().rstrip():  # of a command that can be read
+    if heard := said.getvalue().rstrip():  # printed although the command line was valid
         say(heard, to=sys.stderr)
     if (wrong := given_twice(parsed, words)) is not None:
         _say(wrong)

@@ -1,4 +1,5 @@
-"""What is wrong with a command line, in one line: what tyro would pass over, and its boxes of many lines."""
+"""Mistakes in a command line as one line: those that tyro accepts silently, and those that it prints as a
+box."""
 
 import difflib
 import re
@@ -15,13 +16,13 @@ _FLAG = re.compile(r"^--[\w.-]+")
 
 
 def command_named(words: Sequence[str], commands: Mapping[str, type[Command]]) -> str:
-    """The command that some words begin with."""
+    """The command that these words begin with."""
     *_, (said, _) = _commands_in(words, commands)
     return said
 
 
 def mistyped(words: Sequence[str], commands: Mapping[str, type[Command]]) -> str | None:
-    """What to say of a word where a command should be, and of flags that are often tried in vain."""
+    """The error for an unknown command, or for a flag that people often try; None if neither occurs."""
     *_, (said, names) = _commands_in(words, commands)
     rest = words[said.count(" ") :]
     if names and rest and not rest[0].startswith("-"):
@@ -51,18 +52,21 @@ def mistyped(words: Sequence[str], commands: Mapping[str, type[Command]]) -> str
 
 
 def _as_flags(positional: str) -> tuple[str, str]:
-    """What somebody may type who takes a positional argument for a flag: in the plural, or of several one."""
+    """A positional argument typed as a flag, in the plural or singular."""
     return positional, positional.removesuffix("s")
 
 
 def given_twice(command: Any, words: Sequence[str]) -> str | None:
-    """What to say of a flag for several values that was given more than once: tyro would keep the last."""
+    """The error for a flag of several values that was given twice: tyro would keep only the last."""
     given = Counter(_flag(word).replace("_", "-") for word in words)
     for flag in flags_of(type(command)):
         value = getattr(command, flag.field)
         if isinstance(value, tuple) and given[flag.name] > 1 and not flag.is_repeated:
             times = given[flag.name]
-            return f"{flag.name} takes several values after one flag, got it {times} times: {flag.name} A B"
+            return (
+                f"{flag.name} takes several values after one flag, got the flag {times} times: write "
+                f"{flag.name} A B"
+            )
         if flag.subcommands and (wrong := given_twice(value, words)) is not None:
             return wrong
     return None
@@ -71,7 +75,7 @@ def given_twice(command: Any, words: Sequence[str]) -> str | None:
 def _commands_in(
     words: Sequence[str], commands: Mapping[str, type[Any]]
 ) -> Iterator[tuple[str, Mapping[str, type[Any]]]]:
-    """`bd3lm`, and each command that the words go on with, with the commands inside it by their names."""
+    """Yield `bd3lm` and then each (sub)command in the words, with the commands inside it by name."""
     said = "bd3lm"
     yield said, commands
     for word in words:
@@ -87,9 +91,9 @@ def _flag(word: str) -> str:
 
 
 def in_one_line(box: str, command: str = "bd3lm") -> str:
-    """The mistake in what was said to a command, and where to read on.
+    """One line from tyro's error box: the mistake, and the --help to read.
 
-    A box of an unknown shape is given as it is, without its frame.
+    A box of unknown shape is printed as it is, without its frame.
     """
     _, *parts = _parts(box) or [[]]
     if not parts:
@@ -109,20 +113,20 @@ def in_one_line(box: str, command: str = "bd3lm") -> str:
 
 
 def _unknown(words: list[str], suggested: list[tuple[str, list[str]]], command: str) -> str:
-    """What to say of words that a command does not know: tyro suggests flags of all commands."""
+    """The error for unknown words; tyro suggests flags of all commands, here the command's own come first."""
     flag = next((word.partition("=")[0] for word in words if word.startswith("--")), None)
     if flag is None:
-        return f"{command} does not know what to do with {' '.join(words)}"
+        return f"{command} does not expect {' '.join(words)}"
     said = f"{command} has no option {flag}"
     own = next((near for near, commands in suggested if command in commands), None)
     if own is not None:
         return f"{said}, did you mean {own}?"
     others = [each for near, commands in suggested if near == flag for each in commands]
-    return f"{said}, which is one of {' and '.join(dict.fromkeys(others))}" if others else said
+    return f"{said}; it belongs to {' and '.join(dict.fromkeys(others))}" if others else said
 
 
 def _suggested(parts: list[list[str]]) -> list[tuple[str, list[str]]]:
-    """The flags that tyro suggests, the nearest first, each with the commands that have it."""
+    """The flags that tyro suggests, nearest first, each with the commands that have it."""
     found: list[tuple[str, list[str]]] = []
     for line in (line for part in parts for line in part):
         if (flag := _FLAG.match(line)) is not None:
@@ -133,9 +137,9 @@ def _suggested(parts: list[list[str]]) -> list[tuple[str, list[str]]]:
 
 
 def _parts(box: str) -> list[list[str]]:
-    """The lines between the rules of a box, the title first, without edges and indents.
+    """The lines between the rules of a box, the title first, without edges and indentation.
 
-    A box is drawn with lines, or where these cannot be printed with dashes, and then without a frame.
+    A box is drawn with lines or, if these cannot be printed, with dashes and without a frame.
     """
     parts: list[list[str]] = [[]]
     for line in box.splitlines():

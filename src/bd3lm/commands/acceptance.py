@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from bd3lm.io.console import Console
 
 USUAL = ((1.0, 1.0), (1.0, 0.9), (0.6, 0.9), (0.0, 1.0))
-"""Temperatures and nuclei that are measured unless others are asked for."""
+"""Pairs of temperature and top-p that are measured by default."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Acceptance(Command):
         return 0
 
     def _check(self) -> None:
-        """Refuse what is known to be wrong before torch is loaded."""
+        """Refuse what is wrong before torch is loaded."""
         from bd3lm.commands.shared.corpora import check_texts
         from bd3lm.commands.shared.models import check_models
         from bd3lm.commands.shared.records import check_new_file
@@ -128,7 +128,7 @@ class Acceptance(Command):
 
     @property
     def drawn(self) -> tuple[tuple[float, float], ...]:
-        """Pairs of a temperature and a nucleus; greedy is one, whatever the nucleus."""
+        """Pairs of temperature and top-p. Greedy decoding is one pair, whatever the top-p."""
         if not self.temperature and not self.top_p:
             return USUAL
         pairs = [(t, p if t else 1.0) for t in self.temperature or (1.0,) for p in self.top_p or (1.0,)]
@@ -152,14 +152,14 @@ def report_acceptance(flags: Acceptance, *, console: "Console") -> list[dict[str
                 record = measure_drafts(subject, drafts, flags, source, console=console)
                 records.append(record)
                 console.print(_table(record))
-    finally:  # an error or Ctrl-C does not take with it what the tables mean
+    finally:  # the legend is printed even after an error or Ctrl-C
         if records:
             console.print(_LEGEND, soft_wrap=True, markup=False)
     return records
 
 
 def _drafting(subject: "Subject", masks: int | None) -> "tuple[Subject, Drafts]":
-    """A model under the law that verifies drafts, whichever it writes, and what drafts."""
+    """A model under its causal law, which verifies drafts, and its drafting part."""
     config = subject.model.record
     try:
         drafts = config.method.drafts(config.frame, masks)
@@ -176,7 +176,7 @@ def measure_drafts(
     *,
     console: "Console | None" = None,
 ) -> dict[str, Any]:
-    """The acceptance of a model's drafts on one text, by default its run's own, as a record kept beside the
+    """The acceptance of a model's drafts on one text (default: its run's own), as a record stored next to the
     run."""
     from bd3lm.commands.shared.corpora import open_sequences
     from bd3lm.commands.shared.progress import tracked
@@ -250,14 +250,14 @@ def _figure(found: "Measured", temperature: float, top_p: float) -> dict[str, An
 
 
 _LEGEND = (
-    "Place 1 needs no draft: the causal law gives it. Tokens a round: that one, and the drafts that are "
-    "accepted, of rounds that draft up to the place; made of mean acceptances, at starts spread evenly over "
-    "the text. ± one standard error (neighbouring sequences treated as dependent). docs/evaluation.md."
+    "Place 1 needs no draft: the causal law writes it. Tokens a round: that token plus the accepted drafts, "
+    "for rounds that draft up to this place; computed from mean acceptances at starts spread evenly over the "
+    "text. ± is one standard error (neighboring sequences treated as dependent). See docs/evaluation.md."
 )
 
 
 def _table(record: dict[str, Any]) -> "Table":
-    """A row for each place in each way of drawing: narrow enough for 80 columns, however many drafts."""
+    """A row per place and way of drawing; fits into 80 columns for any number of drafts."""
     from rich.box import SIMPLE
     from rich.table import Table
     from rich.text import Text

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from bd3lm.runs.recipe import Recipe
 
 _OWN = ("own_texts", "own_length", "own_prompts", "own_temperature", "own_top_p", "own_batch")
-_MODEL = "the model comes first, without a flag: bd3lm adapt MODEL --to drafter"
+_MODEL = "MODEL comes first, without a flag: bd3lm adapt MODEL --to drafter"
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,12 @@ class Adapt(Command):
     show: bool = False
     """Print the recipes and the memory that they need, then stop."""
     overrides: Suppress[tuple[str, ...]] = ()
-    """The words --any.field value, which tyro does not see."""
+    """The pairs --any.field value, which tyro does not see."""
 
     @classmethod
     def set_aside(cls, words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-        """Its own flags for tyro; the --any.field value pairs, wherever they stand, for `overrides`."""
+        """Split the words: its own flags for tyro; the pairs --any.field value, wherever they stand, for
+        `overrides`."""
         kept, overrides = without_overrides(cls, words)
         return kept, {"overrides": overrides}
 
@@ -126,10 +127,10 @@ class Adapt(Command):
     def _folder(self) -> Path:
         return self.out or Path("runs") / f"adapt-{self.to}"
 
-    # --- what is asked for ---
+    # --- the request ---
 
     def _check(self) -> None:
-        """Refuse what is known to be wrong before torch is loaded."""
+        """Refuse what is wrong before torch is loaded."""
         from bd3lm.runs.adapting import Choices
         from bd3lm.runs.folders import check_not_begun
         from bd3lm.runs.outline import check_outline
@@ -140,26 +141,29 @@ class Adapt(Command):
         recipes = Choices(to=self.to, **self._chosen).stages()
         if self.data is not None and (self.text or self.own):
             other = "--own" if self.own else "--text"
-            raise ValueError(f"--data is text that is prepared already, got {other} too: give one of them")
+            raise ValueError(
+                f"--data is text that is already tokenized, and {other} is given too: give only one of them"
+            )
         if self.data is None and not (self.text or self.own or self.show):
             raise ValueError(
-                "there is no text to train on: give --data FOLDER, --text FILE ... or --own, for which the "
-                "model writes it"
+                "there is no text to train on: give --data FOLDER, --text FILE ... or, to let the model "
+                "write it, --own"
             )
         if self.data is not None and self.only_text:
-            raise ValueError(f"--only-text is for --text and --own, got --data {self.data}")
+            raise ValueError(f"--only-text needs --text or --own, got --data {self.data}")
         self._check_own()
         for file in self.text:
             if not Path(file).expanduser().exists():
                 raise ValueError(f"--text must be files or folders of text, and {file} does not exist")
         if self.data is not None and not self.data.expanduser().is_dir():
             raise ValueError(
-                f"--data must be a folder of token shards, and {self.data} does not exist; --text takes text"
+                f"--data must be a folder of token shards, and {self.data} does not exist; for text files "
+                "use --text"
             )
         if (self.text or self.own) and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ValueError(
-                "--text and --own are for one process: first `bd3lm adapt ... --only-text`, and then under "
-                "torchrun --data with the OUT/data that it wrote"
+                "--text and --own work in one process: first run `bd3lm adapt ... --only-text`, then train "
+                "under torchrun with --data OUT/data"
             )
         if not self.resume and not self.show:
             check_not_begun(self._folder)
@@ -172,7 +176,7 @@ class Adapt(Command):
         for flag in flags_of(type(self)):
             value = getattr(self, flag.field)
             if flag.field in _OWN and value is not None and not self.own:
-                raise ValueError(f"{flag.name} is for --own, got {value} without it")
+                raise ValueError(f"{flag.name} needs --own, got {value} without it")
         for name, least in (("own_texts", 2), ("own_length", 2), ("own_batch", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -216,7 +220,7 @@ class Adapt(Command):
         return stages
 
     def _tokenizer(self, source: str) -> "Tokenizer | None":
-        """The model's own, which text is prepared with."""
+        """The model's own tokenizer, which its training text must use."""
         return own_tokenizer(source, needed_by="--text and --own need") if self.text or self.own else None
 
     # --- the text ---
@@ -228,7 +232,7 @@ class Adapt(Command):
         stages: "Sequence[tuple[str, Recipe]]",
         prompts: list[str] | None,
     ) -> None:
-        """Write and tokenize what is to be read."""
+        """Write the model's own texts, if asked, and tokenize everything."""
         from bd3lm.commands.shared.skipped import say_skipped
         from bd3lm.data import FileCorpus, IdsOf, JoinedCorpus, prepare
 
@@ -248,7 +252,7 @@ class Adapt(Command):
     def _written(
         self, source: str, stages: "Sequence[tuple[str, Recipe]]", prompts: list[str] | None
     ) -> "Corpus":
-        """The model's own texts, written if they are not there."""
+        """The model's own texts; missing ones are written first."""
         import torch
 
         from bd3lm import interop
@@ -265,7 +269,7 @@ class Adapt(Command):
         dtype = sampling_dtype(None, self.device)
         model = load(path, device=pick_device(self.device), dtype=getattr(torch, dtype) if dtype else None)
         if "causal" in model.record.method.laws and self.to != "block":
-            model = model.with_law("causal")  # that which drafts are for, and which a joint model is to keep
+            model = model.with_law("causal")  # the law that drafts are for, and that a joint model must keep
         length = self.own_length or recipe.data.context
         read = sum(each.train.steps * each.train.global_batch * each.data.context for _, each in stages)
         writing = Writing(

@@ -62,17 +62,17 @@ class Convert(Command):
         is_lightning = self.source.endswith(".ckpt")
         told_the_noise = self._is_told_the_noise()
         if is_lightning and self.context is None:
-            raise ValueError("--context must be given for a .ckpt, which does not say it")
+            raise ValueError("--context must be given for a .ckpt file, which does not store it")
         facts = (self.context, self.block_size, self.mask_id, told_the_noise, self.weights)
         if not is_lightning and (self.causal or self.sedd or any(fact is not None for fact in facts)):
             raise ValueError(
                 "--context, --block-size, --causal, --sedd, --mask-id, --[no-]time-conditioning and "
-                f"--weights are for a .ckpt file, got {self.source}"
+                f"--weights are only for a .ckpt file, got {self.source}"
             )
         check_out_folder(self.out)
         check_models([self.source])
 
-        import torch  # what is above needs none
+        import torch  # the checks above do not need it
 
         from bd3lm import interop
         from bd3lm.lm import LanguageModel
@@ -89,7 +89,7 @@ class Convert(Command):
                 weights=self.weights,
             )
         path = interop.resolve(one_model(self.source))
-        # Not as a model to be used, which would compute in another precision than it is stored in.
+        # Not opened as a model for use, which may compute in another precision than the stored one.
         dtype = getattr(torch, self.dtype) if self.dtype else None
         network, config = interop.load(path, lightning=lightning, dtype=dtype)
         tokenizer = interop.tokenizer_for(path, config)
@@ -99,7 +99,7 @@ class Convert(Command):
         return 0
 
     def _is_told_the_noise(self) -> bool | None:
-        """What the two flags say; None where neither is given, which a pair of one field could not tell."""
+        """The value of the two flags; None if neither is given, which one on/off flag could not express."""
         if self.time_conditioning and self.no_time_conditioning:
-            raise ValueError("--time-conditioning and --no-time-conditioning must not both be given")
+            raise ValueError("give only one of --time-conditioning and --no-time-conditioning")
         return self.time_conditioning if self.time_conditioning or self.no_time_conditioning else None

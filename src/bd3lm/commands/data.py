@@ -83,7 +83,7 @@ class Prepare:
             return self._run_chat()
         for flag, value in (("--chat-template", self.chat_template), ("--answers", self.answers)):
             if value not in (None, "all"):
-                raise ValueError(f"{flag} is for conversations, which --chat reads, got {value} without it")
+                raise ValueError(f"{flag} needs --chat, got {value} without it")
         corpus = load_corpus(
             self.source,
             folder=self.folder,
@@ -104,7 +104,7 @@ class Prepare:
         return self._say_counts(shards, "documents")
 
     def _run_chat(self) -> int:
-        """Conversations, of which all are read and checked before any is tokenized."""
+        """Tokenize conversations; all are read and checked before the first is tokenized."""
         from bd3lm.data import ChatFormat, ConversationCorpus, prepare
 
         for flag, given in (
@@ -115,7 +115,7 @@ class Prepare:
             ("--text-unit", self.text_unit is not None),
         ):
             if given:
-                raise ValueError(f"{flag} is for text, got --chat too: give one of them")
+                raise ValueError(f"{flag} is for text, and --chat is given: give only one of them")
         check_template(self.chat_template)
         corpus = ConversationCorpus(self.source, held_out=self.held_out, max_document=self.max_document)
         say_skipped(corpus)
@@ -145,8 +145,8 @@ class Prepare:
             return load_tokenizer(default)
         except FileNotFoundError as error:
             raise FileNotFoundError(
-                f"{error}. {default} is the default here: --tokenizer names another, such as bytes, or a "
-                "folder that `bd3lm data train-tokenizer` made"
+                f"{error}. {default} is the default tokenizer here; name another with --tokenizer, such as "
+                "bytes or a folder from `bd3lm data train-tokenizer`"
             ) from error
 
 
@@ -174,7 +174,7 @@ class TrainTokenizer:
                 f"--vocabulary must be at least {SMALLEST_BPE} (256 bytes and two special tokens), "
                 f"got {self.vocabulary}"
             )
-        # Shards, and a model, are of no use with another tokenizer than theirs.
+        # With another tokenizer, existing shards and models would become useless.
         check_out_folder(self.out, may_hold=(TOKENIZER_FILE, CONFIG_FILE))
         options: dict[str, Any] = {
             "folder": self.folder,
@@ -189,8 +189,8 @@ class TrainTokenizer:
         tokenizer.save(self.out)
         fewer = ""
         if tokenizer.vocab_size < self.vocabulary:
-            why = "no further pair of them occurs twice inside the words of the text"
-            fewer = f" of {self.vocabulary:,} asked for: {why}"
+            why = "no other pair of tokens occurs twice within words of the text"
+            fewer = f" of the {self.vocabulary:,} requested, because {why}"
         say(f"wrote {self.out}: {tokenizer.vocab_size:,} tokens{fewer}")
         return 0
 
@@ -229,9 +229,9 @@ class Verify:
         for problem in wrong:
             screen.print(Text(problem), soft_wrap=True)
         if wrong:
-            raise ValueError(f"{self.folder} is not whole: {len(wrong)} of {len(verdicts)} checks failed")
+            raise ValueError(f"{self.folder} is damaged: {len(wrong)} of {len(verdicts)} checks failed")
         tokens = sum(each.tokens or 0 for each in verdicts)
-        screen.print(Text(f"{self.folder} is whole: {tokens:,} tokens"), soft_wrap=True)
+        screen.print(Text(f"{self.folder} is complete: {tokens:,} tokens"), soft_wrap=True)
         return 0
 
 

@@ -54,7 +54,7 @@ class Export(Command):
         from bd3lm import interop
 
         path = interop.resolve(one_model(self.model))
-        # Not as a model to be used, which would compute in another precision than it is stored in.
+        # Not opened as a model for use, which may compute in another precision than the stored one.
         network, config = interop.load(path, dtype=self.dtype)
         tokenizer = interop.tokenizer_for(path, config)
         _WRITERS[self.to](network, config, tokenizer, self.out)
@@ -104,7 +104,7 @@ def _to_sdar(
         say(note, to=sys.stderr)
 
 
-# Of a joint model, which has both.
+# A joint model has both laws.
 _LAWS: "dict[str, Law]" = {"huggingface": "causal", "transformers": "block"}
 _WRITERS = {
     "huggingface": _to_huggingface,

@@ -78,7 +78,7 @@ class Harness(Command):
         check_models([self.model], device=self.device, lean=self.lean)
         require("lm_eval", "harness", "bd3lm harness")
 
-        from bd3lm.interop.harness import HarnessLM  # which brings torch, as the package does
+        from bd3lm.interop.harness import HarnessLM  # this import loads torch, as the package does
 
         model = HarnessLM(
             one_model(self.model),
@@ -102,7 +102,7 @@ class Harness(Command):
 
 
 def run_harness(model: "HarnessLM", flags: Harness, *, console: "Console | None" = None) -> dict[str, Any]:
-    """Run the tasks, print the harness's table and what its likelihoods are, and return all it reports."""
+    """Run the tasks, print the harness's table and the meaning of its likelihoods, and return its report."""
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
     from lm_eval.utils import make_table
@@ -116,7 +116,7 @@ def run_harness(model: "HarnessLM", flags: Harness, *, console: "Console | None"
         if value is not None and value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
     if include_path is not None and not include_path.is_dir():
-        raise ValueError(f"include_path must be a folder of task files, and {include_path} is none")
+        raise ValueError(f"include_path must be a folder of task files, and {include_path} is not one")
     manager = TaskManager(include_path=None if include_path is None else str(include_path))
     results: dict[str, Any] = simple_evaluate(
         model=model,
@@ -136,7 +136,7 @@ def run_harness(model: "HarnessLM", flags: Harness, *, console: "Console | None"
 
 
 def _matching(tasks: Sequence[str], manager: "TaskManager") -> list[str]:
-    """The tasks and groups that are named, by patterns such as "arc_*" too."""
+    """The names of the requested tasks and groups; patterns such as "arc_*" are expanded."""
     from bd3lm.parsing import did_you_mean
 
     if not tasks:

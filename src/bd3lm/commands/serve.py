@@ -1,4 +1,4 @@
-"""`bd3lm serve`: a model behind HTTP, for every client that knows OpenAI's API."""
+"""`bd3lm serve`: serve a model over HTTP, with OpenAI's API."""
 
 import os
 from dataclasses import dataclass
@@ -75,7 +75,8 @@ class Serve(Command):
         key = os.environ.get(_KEY)
         if key is not None and (not key.strip() or not key.isascii()):
             raise ValueError(
-                f"{_KEY} must be a key of ASCII characters, or not be set, got an empty or another one"
+                f"{_KEY} must hold ASCII characters that are not blank, or not be set, got an empty or "
+                "invalid key"
             )
         limits = Limits(
             seats=self.seats,

@@ -46,11 +46,12 @@ class Train(Command):
     show: bool = False
     """Print the resolved recipe and stop."""
     overrides: Suppress[tuple[str, ...]] = ()
-    """The words --any.field value, which tyro does not see."""
+    """The pairs --any.field value, which tyro does not see."""
 
     @classmethod
     def set_aside(cls, words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-        """Its own flags for tyro; the --any.field value pairs, wherever they stand, for `overrides`."""
+        """Split the words: its own flags for tyro; the pairs --any.field value, wherever they stand, for
+        `overrides`."""
         kept, overrides = without_overrides(cls, words)
         return kept, {"overrides": overrides}
 
@@ -62,7 +63,7 @@ class Train(Command):
         out = self.out or Path("runs") / (self.preset or (self.config.stem if self.config else "run"))
         self._check(out)
 
-        from bd3lm.runs.recipe import parse_overrides  # which brings torch
+        from bd3lm.runs.recipe import parse_overrides  # this import loads torch
         from bd3lm.runs.train import train_stages
 
         stages = self._stages(parse_overrides(self.overrides))
@@ -70,8 +71,10 @@ class Train(Command):
         if self.show:
             show(stages)
             return 0
-        if self._wants_report() and os.environ.get("RANK", "0") == "0":  # one of several processes says it
-            say(f"{self.preset} is measured when it is trained, and {out / 'report.html'} is written")
+        if (
+            self._wants_report() and os.environ.get("RANK", "0") == "0"
+        ):  # only one of several processes says it
+            say(f"after training, {self.preset} measures its models and writes {out / 'report.html'}")
         runs = train_stages(
             stages, out, resume=self.resume, device=self.device, join_timeout=self.join_timeout
         )
@@ -87,7 +90,7 @@ class Train(Command):
         return 0
 
     def _check(self, out: Path) -> None:
-        """Refuse what is known to be wrong before torch is loaded."""
+        """Refuse what is wrong before torch is loaded."""
         if self.join_timeout is not None and not 0.0 < self.join_timeout < _MOST_SECONDS:
             raise ValueError(
                 f"--join-timeout must be a number of seconds above 0, below {_MOST_SECONDS:,}, got "
@@ -100,14 +103,14 @@ class Train(Command):
         from bd3lm.runs.reading import read_settings
 
         if self.preset is not None:
-            preset(self.preset)  # raises where there is none
+            preset(self.preset)  # raises if it does not exist
         elif self.config is None and (not self.resume or self.out is None):
             raise ValueError(
-                "a preset or --config must be given, or --resume and the --out of a run; `bd3lm presets` "
+                "a preset or --config must be given, or --resume with the --out of a run; `bd3lm presets` "
                 "lists the presets"
             )
         if self.config is not None and not self.config.exists():
-            raise ValueError(f"config must be a YAML file, got {self.config}, which does not exist")
+            raise ValueError(f"--config must be a YAML file, and {self.config} does not exist")
         begins = not self.resume and not self.show
         check_models([self.start_from] if self.start_from and begins else [], device=self.device)
         if self.resume and not (is_run(out) or begun_stages(out)):
@@ -123,7 +126,9 @@ class Train(Command):
                 start_from=self.start_from,
                 reads_data=begins,
             )
-        elif self.config is not None and self.config.is_file():  # a pipe can be read once, for the recipe
+        elif (
+            self.config is not None and self.config.is_file()
+        ):  # a pipe can be read only once, and the recipe needs it
             read_settings(self.config)
 
     def _wants_report(self) -> bool:
@@ -137,7 +142,9 @@ class Train(Command):
 
         if self.preset is None and self.config is None and self.out is not None:
             if self.start_from is not None:
-                raise ValueError(f"--from is for a new run, which {self.out} is not with --resume")
+                raise ValueError(
+                    f"--from starts a new run, and --resume continues {self.out}: give only one of them"
+                )
             return saved_stages(self.out, overrides)
         start = None if self.start_from is None else str(one_model(self.start_from))
         return resolve_stages(self.preset, config=self.config, overrides=overrides, start_from=start)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from bd3lm.runs.recipe import Recipe
     from bd3lm.runs.tuning import Reading
 
-_MODEL = "the model comes first, and the files behind it: bd3lm tune MODEL chats.jsonl --out RUN"
+_MODEL = "MODEL comes first, then the files: bd3lm tune MODEL chats.jsonl --out RUN"
 _OF_FILES = ("chat_template", "answers", "held_out", "max_document", "only_text")
 
 
@@ -93,11 +93,12 @@ class Tune(Command):
     show: bool = False
     """Print the recipe and the memory that it needs, then stop."""
     overrides: Suppress[tuple[str, ...]] = ()
-    """The words --any.field value, which tyro does not see."""
+    """The pairs --any.field value, which tyro does not see."""
 
     @classmethod
     def set_aside(cls, words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-        """Its own flags for tyro; the --any.field value pairs, wherever they stand, for `overrides`."""
+        """Split the words: its own flags for tyro; the pairs --any.field value, wherever they stand, for
+        `overrides`."""
         kept, overrides = without_overrides(cls, words)
         return kept, {"overrides": overrides}
 
@@ -113,7 +114,7 @@ class Tune(Command):
             return go_on(self, hint=_MODEL)
         self._check()
         corpora = self._corpora()
-        say_cut(corpora)  # all of them are read for it, and what is wrong is said before torch is loaded
+        say_cut(corpora)  # reads all conversations, so mistakes in them appear before torch is loaded
 
         from bd3lm import interop
         from bd3lm.runs.tuning import Reading
@@ -135,10 +136,10 @@ class Tune(Command):
     def _folder(self) -> Path:
         return self.out or Path("runs") / "tune"
 
-    # --- what is asked for ---
+    # --- the request ---
 
     def _check(self) -> None:
-        """Refuse what is known to be wrong before torch is loaded."""
+        """Refuse what is wrong before torch is loaded."""
         from bd3lm.runs.folders import check_not_begun
         from bd3lm.runs.merging import ONLY
         from bd3lm.runs.outline import check_outline
@@ -146,7 +147,7 @@ class Tune(Command):
         from bd3lm.runs.tuning import outline
 
         if self.steps is not None and self.epochs is not None:
-            raise ValueError("--steps and --epochs both say how long, got both: give one of them")
+            raise ValueError("--steps and --epochs both set the length of training: give only one of them")
         if self.steps is not None and self.steps < 1:
             raise ValueError(f"--steps must be at least 1, got {self.steps}")
         if self.rank is not None and self.rank < 1:
@@ -156,11 +157,13 @@ class Tune(Command):
         if self.data is not None:
             self._check_data(self.data)
         elif not self.files:
-            raise ValueError(f"there are no conversations: give files of them, or --data FOLDER; {_MODEL}")
+            raise ValueError(
+                f"there are no conversations to train on: give files, or --data FOLDER; {_MODEL}"
+            )
         elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ValueError(
-                "files are prepared by one process: first `bd3lm tune ... --only-text`, and then under "
-                "torchrun --data with the OUT/data that it wrote"
+                "files are tokenized by one process: first run `bd3lm tune ... --only-text`, then train "
+                "under torchrun with --data OUT/data"
             )
         check_template(self.chat_template)
         if not self.resume and not self.show:
@@ -170,12 +173,12 @@ class Tune(Command):
     def _check_data(self, data: Path) -> None:
         if self.files:
             raise ValueError(
-                "--data is conversations that are prepared already, got files too: give one of them, got "
-                f"{self.files[0]}"
+                "--data is conversations that are already tokenized, and files are given too: give only one "
+                f"of them, got {self.files[0]}"
             )
         for flag in flags_of(type(self)):
             if flag.field in _OF_FILES and getattr(self, flag.field) != flag.default:
-                raise ValueError(f"{flag.name} is for files of conversations, got --data {data}")
+                raise ValueError(f"{flag.name} needs files of conversations, got --data {data}")
         if not data.expanduser().is_dir():
             raise ValueError(
                 f"--data must be a folder that `bd3lm data prepare --chat` wrote, and {data} does not exist"
@@ -228,7 +231,7 @@ class Tune(Command):
     def _stages_for(
         self, config: "LanguageModelConfig", source: str, reading: "Reading", shards: "TokenShards"
     ) -> "list[tuple[str, Recipe]]":
-        """The recipe for these conversations: a context that they need, and the steps that read them."""
+        """The recipe for these conversations: their context, and the steps for --epochs."""
         from bd3lm.runs.texts import sequences_of
         from bd3lm.runs.tuning import EPOCHS, steps_of
 
@@ -251,7 +254,7 @@ class Tune(Command):
     def _prepared(
         self, source: str, corpora: "Sequence[ConversationCorpus]", reading: "Reading"
     ) -> "Iterator[TokenShards]":
-        """The conversations as tokens: in OUT/data or, where nothing is to be written, for the time."""
+        """The conversations as tokens: in OUT/data or, with --show, in a temporary folder."""
         from bd3lm.data import ChatFormat, JoinedCorpus, TokenShards, prepare
         from bd3lm.interop import config_of
 
@@ -259,8 +262,8 @@ class Tune(Command):
             shards = TokenShards(self.data)
             if shards.meta.inputs.chat is None:
                 raise ValueError(
-                    f"--data must hold conversations, and {self.data} holds text: `bd3lm train --from "
-                    f"{source} --data.path {self.data}` trains on that"
+                    f"--data must hold conversations, and {self.data} holds text: to train on text use "
+                    f"`bd3lm train --from {source} --data.path {self.data}`"
                 )
             yield shards
             return

@@ -100,12 +100,12 @@ class Chat(Command):
         check_ways(choices)
         check_numbers(choices)
         if self.drafts and not sys.stdout.isatty():
-            raise ValueError("--drafts is for a terminal, and standard output is none")
+            raise ValueError("--drafts needs a terminal, and standard output is not one")
         template = None if self.chat_template is None else named_template(self.chat_template)
         check_models([self.model], device=self.device, lean=self.lean)
         is_live = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
         if self.history is not None and not is_live:
-            raise ValueError("--history is for a terminal, and standard input or output is none")
+            raise ValueError("--history needs a terminal, and standard input or output is not one")
         lines = TypedLines(self.history) if is_live else PipedLines()
         source = one_model(self.model)
         path = interop.resolve(source)
@@ -115,7 +115,7 @@ class Chat(Command):
             if template is None and saved_template(path) is None:
                 raise ValueError(_no_template(self.model))
 
-        import torch  # what is above needs none, and whoever mistyped something need not wait for it
+        import torch  # the checks above do not need it, so a typing mistake is reported at once
 
         from bd3lm.commands.chat.answers import Answerer
         from bd3lm.commands.chat.conversation import Conversation, check_template, check_text
@@ -159,7 +159,7 @@ class Chat(Command):
         return 0
 
     def _choices(self) -> "Sample":
-        """The flags that `bd3lm sample` has too, as its own."""
+        """The flags that chat shares with `bd3lm sample`, as a `Sample`."""
         from bd3lm.commands.sample import Sample
 
         theirs = {each.name for each in fields(Sample)}
@@ -168,6 +168,6 @@ class Chat(Command):
 
 def _no_template(model: str) -> str:
     return (
-        f"{model} must have a chat template, and its tokenizer has none: name a file with one, "
-        "--chat-template FILE, or say --chat-template plain"
+        f"{model} must have a chat template, and its tokenizer has none: give a file with one, "
+        "--chat-template FILE, or use --chat-template plain"
     )

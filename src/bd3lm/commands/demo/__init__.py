@@ -31,7 +31,7 @@ class Demo(Command):
 
 
 def run_demo(out: Path, *, console: "Console | None" = None) -> int:
-    """Train the demo's models under `out`, and report; the exit status, 130 when stopped."""
+    """Train the demo's models in `out`, and report; return the exit status, 130 if stopped."""
     from rich.text import Text
 
     from bd3lm.commands.demo.results import show_results
@@ -44,10 +44,10 @@ def run_demo(out: Path, *, console: "Console | None" = None) -> int:
         Text.assemble(
             ("Block diffusion on a laptop.", "bold"),
             " An autoregressive model writes one token after another. A block diffusion model writes a block "
-            "at a time: it starts from 4 masks and uncovers them in a random order that leans to the left, "
-            "each time looking at all it has so far. Here a model of the first kind is trained on the "
-            "documentation that comes with Python. From it training goes on twice, for as long again: as "
-            "before, and with blocks.\n",
+            "at a time: it starts from 4 masks and reveals them in a random order that leans to the left, "
+            "each time looking at everything so far. First, an autoregressive model is trained on the "
+            "documentation that comes with Python. Training then continues from it twice, for as many steps "
+            "again: once as before, and once with blocks.\n",
         ),
         soft_wrap=True,
     )

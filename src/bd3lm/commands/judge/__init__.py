@@ -107,7 +107,7 @@ class Judge(Command):
         check_sources(self, for_files=_FOR_FILES)
         self._check()
 
-        import torch  # what is above needs none
+        import torch  # the checks above do not need it
 
         from bd3lm.commands.judge.judging import check_flags, open_judge, run_judge
         from bd3lm.commands.shared.sample_files import open_sources
@@ -127,7 +127,7 @@ class Judge(Command):
         return 0
 
     def _check(self) -> None:
-        """Refuse what is known to be wrong before torch is loaded."""
+        """Refuse what is wrong before torch is loaded."""
         from bd3lm.limits import check_counts
 
         check_counts(count=self.count, judge_batch_size=self.judge_batch_size, batch_size=self.batch_size)
@@ -136,4 +136,4 @@ class Judge(Command):
         if not self.entropy_floor and self.redraws != Judge.redraws:
             raise ValueError(f"--redraws needs an entropy floor above 0, got {self.redraws} without one")
         if self.mauve is not None and not self.mauve.is_file():
-            raise ValueError(f"--mauve must be a file of human text, and {self.mauve} is none")
+            raise ValueError(f"--mauve must be a file of human texts, and {self.mauve} is not a file")

@@ -40,10 +40,10 @@ class Report(Command):
 
 
 def make_report(flags: Report, *, console: "Console | None" = None) -> Path:
-    """Write report.html, and the same as Markdown; returns the path of the page.
+    """Write report.html, and the same as Markdown; return the path of the page.
 
-    A run of several stages is reported stage by stage, and a folder that holds runs stands for all of them.
-    With --measure what is missing and cheap is measured first, and kept in the folder of each run.
+    A run of several stages is reported stage by stage, and a folder of runs stands for all of them. With
+    --measure, missing measurements that are quick are made first and stored in the folder of each run.
     """
     from rich.text import Text
 
@@ -63,7 +63,7 @@ def make_report(flags: Report, *, console: "Console | None" = None) -> Path:
     out = flags.out or (flags.runs[0] if len(flags.runs) == 1 else Path("report"))
     _check_out(out)
 
-    from bd3lm.commands.report.measuring import measure_missing  # which brings torch
+    from bd3lm.commands.report.measuring import measure_missing  # this import loads torch
     from bd3lm.commands.report.runs import check_different, content, open_run, runs_in, stages_of
     from bd3lm.commands.shared.subjects import tell_what_is_not_kept
     from bd3lm.reports import write_report
@@ -72,11 +72,11 @@ def make_report(flags: Report, *, console: "Console | None" = None) -> Path:
     check_different([stage.folder for stage in stages])
     unfinished = [str(stage.folder) for stage in stages if not stage.is_trained]
     if len(unfinished) == len(stages):
-        raise ValueError(f"runs must hold a trained model, and these do not yet: {', '.join(unfinished)}")
+        raise ValueError(f"runs must hold a trained model, and these have none yet: {', '.join(unfinished)}")
     for name in unfinished:
         console.print(Text(f"{name}: training has not finished, so it is left out"), soft_wrap=True)
     opened = [open_run(stage, flags.device) for stage in stages if stage.is_trained]
-    content(opened, {}, unfinished)  # raises what is wrong with the runs before anything is measured
+    content(opened, {}, unfinished)  # raises errors in the runs before anything is measured
     unmeasured: dict[tuple[str, str], str] = {}
     if flags.measure:
         tell_what_is_not_kept(each.subject for each in opened)
@@ -87,14 +87,12 @@ def make_report(flags: Report, *, console: "Console | None" = None) -> Path:
 
 
 def _check_out(out: Path) -> None:
-    """Refuse a path that cannot be a folder, or does not look like one, before anything is measured."""
+    """Refuse a path that cannot be a folder, or looks like a file, before anything is measured."""
     from bd3lm.commands.shared.records import why_not_writable
 
     if not out.is_dir() and (out.exists() or out.suffix[1:].isalpha()):  # a folder may be called v1.2
-        raise ValueError(
-            f"--out must be the folder that report.html and report.md go into, got a file's name, {out}"
-        )
+        raise ValueError(f"--out must be the folder for report.html and report.md, got a file name, {out}")
     if not out.parent.is_dir():
-        raise ValueError(f"--out must be in an existing folder, and {out.parent} is none")
+        raise ValueError(f"--out must be in an existing folder, and {out.parent} is not one")
     if (why := why_not_writable(out)) is not None:
-        raise ValueError(f"--out must be a folder that can be written to, and {out} cannot: {why}")
+        raise ValueError(f"--out must be a writable folder, and {out} is not: {why}")

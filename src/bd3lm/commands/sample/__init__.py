@@ -169,7 +169,7 @@ class Sample(Command):
         check_film(self.film, len(texts), self.out)
         check_models([] if self.model is None else [self.model], device=self.device, lean=self.lean)
 
-        import torch  # what is above needs none, and whoever mistyped something need not wait for it
+        import torch  # the checks above do not need it, so a typing mistake is reported at once
 
         from bd3lm.commands.shared.prompts import parse_template
         from bd3lm.commands.shared.records import weights_digest
@@ -203,7 +203,7 @@ class Sample(Command):
         return 0
 
     def settings_for(self, method: "Method") -> "Settings":
-        """What the flags ask of a model of this method."""
+        """The flags as settings for a model of this method."""
         from bd3lm.commands.sample.checks import bias_of
         from bd3lm.commands.sample.unmasking import speculation_of, unmasking_rule
         from bd3lm.lm import Settings
@@ -240,7 +240,7 @@ class Sample(Command):
         )
 
     def _texts(self) -> Sequence[str]:
-        """Prompts, or the template, or the empty prompt, which starts from nothing."""
+        """The prompts, or the template, or one empty prompt to write from scratch."""
         from bd3lm.commands.shared.prompts import read_prompts
         from bd3lm.parsing import template_parts
 
@@ -249,7 +249,7 @@ class Sample(Command):
         if len(given) > 1:
             raise ValueError(f"only one of {', '.join(sources)} may be given, got {' and '.join(given)}")
         if self.template is not None:
-            template_parts(self.template, "--template")  # which says what is wrong with it
+            template_parts(self.template, "--template")  # which reports what is wrong with it
             return [self.template]
         return self.prompts or ("",) if self.prompts_from is None else read_prompts(self.prompts_from)
 
@@ -266,10 +266,10 @@ def run_sample(
     console: "Console | None" = None,
     notes: "Console | None" = None,
 ) -> "list[Generation]":
-    """Write a text for each prompt or template, show them, and say on `notes` how fast it went.
+    """Write a text for each prompt or template, display them, and print the speed to `notes`.
 
-    One text in a terminal is shown while it is written, masks and all; of several each is shown when it and
-    those before it are finished. How a single text was written goes to `film`, an animated SVG.
+    On a terminal, a single text is shown while it is written, masks included; several texts are shown in
+    order, as they finish. `film` gets an animated SVG of how a single text was written.
     """
     from rich.text import Text
 
