@@ -261,8 +261,8 @@ def line(run: Path, capsys: pytest.CaptureFixture[str]) -> str:
     ("row", "said"),
     [
         ("1," + "9" * 140_000, "must be the log of a training run, as CSV: field larger than field limit"),
-        ("0,64,3.0", "must have a step, from 1 on, and the tokens seen so far in each row"),
-        ("7,,3.0", "must have a step, from 1 on, and the tokens seen so far in each row"),
+        ("0,64,3.0", "must have in each row a step, from 1 on, and the tokens seen so far"),
+        ("7,,3.0", "must have in each row a step, from 1 on, and the tokens seen so far"),
         (f"7,64,{MARK}", "must hold numbers, got train_nats '<script>"),
     ],
 )

@@ -259,7 +259,7 @@ def test_its_flags_are_its_own_and_others_overrides():
         ("AR --to drafter --own --rank 0", "--rank must be at least 1, got 0"),
         ("AR --to drafter --own --rank 17", "additions must be a rank up to hidden 16"),
         ("AR --to drafter --own --masks 17", "--masks must be at most the 16 tokens"),
-        ("AR --to drafter --own --block-size 4", "--block-size is for --to joint or block"),
+        ("AR --to drafter --own --block-size 4", "--block-size needs --to joint or block"),
         ("AR --to joint --own --block-size 32", "--block-size must be at most the 16 tokens"),
         (
             "AR --to joint --data nowhere",
@@ -287,7 +287,7 @@ def test_its_flags_are_its_own_and_others_overrides():
         ("AR --to block --data SHARDS --method.law causal", "law must be block, got 'causal'"),
         ("AR --to drafter --data OTHER --rank 4 --masks 2", "has a tokenizer of its own, and "),
         ("BLOCKS --to drafter --own", "a drafter needs a model that writes token after token"),
-        ("DRAFTER --to block --own", "has no weights of its own to be trained, only additions to those of"),
+        ("DRAFTER --to block --own", "has no weights of its own to train, only additions to the weights of"),
         ("DRAFTER --to drafter --own --rank 3", "--rank must be 4, that of the additions that "),
         ("--to drafter --resume --out nowhere", "--to is for a new run, which needs a MODEL"),
         ("--resume --out nowhere", "--resume needs a run to continue, and nowhere holds none"),

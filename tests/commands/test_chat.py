@@ -149,7 +149,7 @@ def test_the_oldest_exchanges_are_dropped_whole_and_the_system_stays() -> None:
     kept = [by_hand(model, turns[2 * d : 11], system="Be kind.") == turns[11] for d in range(6)]
     assert kept.index(True) > 0
     assert (
-        "the oldest exchange no longer fits in the context of 160 tokens, and the model is not given it"
+        "the oldest exchange no longer fits in the context of 160 tokens, and the model does not see it"
         in seen.noted
     )
     assert seen.noted.count("no longer fit") == kept.index(True)
@@ -307,7 +307,7 @@ def test_it_shows_settings_and_what_is_used_of_the_context() -> None:
     (message, answer) = seen.exchanges[0]
     used = len(BYTES.encode(f"<system>Be.\n<user>{message}\n<assistant>{answer}\n<user>\n<assistant>"))
     assert re.search(r"top_k +3\n", seen.noted)
-    assert f"1 exchange; before the next message {used} of 160 tokens of the context are used" in seen.noted
+    assert f"1 exchange; the conversation uses {used} of 160 tokens of the context" in seen.noted
 
 
 def test_messages_of_several_lines() -> None:
@@ -347,7 +347,7 @@ def test_drafts_are_seen_in_a_terminal_alone(monkeypatch) -> None:
         "\x1b[2;3m"
         not in chat(model, "/set speculation 3", "/drafts on", "/drafts off", "hi", live=True).shown
     )
-    with pytest.raises(ValueError, match="drafts are shown in a terminal, and standard output is none"):
+    with pytest.raises(ValueError, match="drafts need a terminal, and standard output is not one"):
         chat(model, "/drafts on")
 
 

@@ -499,7 +499,7 @@ def test_the_command_from_end_to_end(run, judge_folder, tmp_path, capsys):
         (["RUN", "--length", "512", "512"], "length must be one or more different lengths"),
         (["RUN", "--entropy-floor", "0", "--redraws", "3"], "redraws needs an entropy floor above 0, got 3"),
         (["RUN", "--judge-batch-size", "0"], "--judge-batch-size must be at least 1, got 0"),
-        (["RUN", "--mauve", "no.txt"], "mauve must be a file of human texts, and no.txt is not a file"),
+        (["RUN", "--mauve", "no.txt"], "--mauve must be a file of human texts, and no.txt is not a file"),
         (
             ["RUN", "--judge", "./no-folder"],
             "judge: there is no folder './no-folder' here. It must be a local",
@@ -532,9 +532,9 @@ def test_the_command_from_end_to_end(run, judge_folder, tmp_path, capsys):
         ),
         (
             ["RUN", "--mauve", "human.csv"],
-            "mauve must be a file of human texts: human.csv has a name that says",
+            "--mauve must be a file of human texts: human.csv has a name that says",
         ),
-        (["RUN", "--mauve", "LINE"], "mauve must be a file of human texts: "),
+        (["RUN", "--mauve", "LINE"], "--mauve must be a file of human texts: "),
         (["RUN", "--stride", "1024"], "stride must be from 1 to 1023"),
     ],
 )

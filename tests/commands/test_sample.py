@@ -364,7 +364,7 @@ def test_a_tokenizer_for_a_model_saved_without_one(saved, model, tmp_path, capsy
         ),
         (
             "sample MODEL ab --lean 2 --confidence 0.5",
-            "--confidence has its own order; only --lean 0 goes with it",
+            "--confidence has its own order; only --lean 0 may be given with it",
         ),
         ("sample MODEL ab --lean 2 --entropy-bound 1", "and --entropy-bound has its own"),
         ("sample MODEL ab --lean -1", "lean must be a number from 0 to 1e6, got -1.0"),

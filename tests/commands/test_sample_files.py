@@ -20,7 +20,7 @@ def test_only_a_newline_ends_a_line(tmp_path):
         ({"words": "human"}, "line 2 must have a text in its field text, or be a line of .*human"),
         ({"text": 3}, "line 2 must have a text in its field text, or be a line of .*: 3"),
         ({"text": "human"}, "samples written in one way, got 2 different settings"),
-        ({"text": "cut", "settings": {}}, "line 2 must be a sample .*of another kind: documents, length"),
+        ({"text": "cut", "settings": {}}, "line 2 must be a sample .*of the wrong type: documents, length"),
         ({**LINE, "entropy": "4"}, "missing or of the wrong type: entropy$"),
         ({**LINE, "documents": [1]}, "missing or of the wrong type: documents$"),
         ([], "line 2 must have a text in its field text"),

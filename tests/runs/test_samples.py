@@ -188,7 +188,9 @@ def test_what_cannot_be_written_is_refused_before_anything_is_trained(data, tmp_
 def test_texts_need_something_to_validate_on(tmp_path):
     corpus = ListCorpus({"train": random_texts(8)})
     shards = prepare(corpus, byte_tokenizer(), tmp_path / "shards", progress=False)
-    with pytest.raises(ValueError, match=r"the variance trackers and sample texts need a sequence"):
+    with pytest.raises(
+        ValueError, match=r"the variance trackers and sample texts need at least one sequence"
+    ):
         plan_run(tiny_recipe(shards.folder, TEXTS), tmp_path / "run")
 
 

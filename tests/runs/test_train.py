@@ -549,7 +549,7 @@ def test_a_search_without_held_out_text_is_found_before_the_first_is_trained(sta
     prepare(ListCorpus({"train": random_texts(40, seed=0)}), byte_tokenizer(), shards, progress=False)
     search = {"every": 3, "batches": 1, "widths": [0.5], "step": 0.5}
     block = {"data": {"path": str(shards)}, "objective": {"masking": {"kind": "clipped", "search": search}}}
-    with pytest.raises(ValueError, match=f"{shards} has no valid or test split, and the clip search"):
+    with pytest.raises(ValueError, match=f"{shards} has no valid or test split; the clip search"):
         train_stages(
             resolve_stages("two", overrides={"block": block}), tmp_path / "out", console=quiet(), device="cpu"
         )

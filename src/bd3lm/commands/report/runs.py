@@ -124,7 +124,10 @@ def _entry(row: Mapping[str, str], file: Path) -> dict[str, float]:
         if abs(value) <= LARGEST:
             entry[name] = value
     if not (entry.get("step", 0) >= 1 and entry.get("tokens", -1) >= 0):
-        raise ValueError(f"{file} must have a step, from 1 on, and the tokens seen so far in each row, got")
+        raise ValueError(
+            f"{file} must have in each row a step, from 1 on, and the tokens seen so far, got "
+            f"{dict(row)!r:.80}"
+        )
     if not {"clip_low", "clip_high"} <= entry.keys():
         entry.pop("clip_low", None)
         entry.pop("clip_high", None)
