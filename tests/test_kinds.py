@@ -239,5 +239,7 @@ def test_a_broken_package_keeps_nobody_from_working(monkeypatch: pytest.MonkeyPa
             raise RuntimeError("no driver")
 
     monkeypatch.setattr("bd3lm.kinds.entry_points", lambda group: [Broken()])
-    with pytest.warns(UserWarning, match=r"the plugin broken \(broken_module\) is left out, .*: no driver"):
+    with pytest.warns(
+        UserWarning, match=r"the plugin broken \(broken_module\) is left out because .*: no driver"
+    ):
         load_installed("a.group.of.the.test")

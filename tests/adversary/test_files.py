@@ -135,7 +135,7 @@ def test_a_folder_that_cannot_be_made_is_named_with_its_flag(
         "prepare": ["data", "prepare", text, where, "--tokenizer", "bytes"],
     }[command]
     line = fails(capsys, *words)
-    assert f"out must be a folder that can be made, got {where}" in line
+    assert f"out must be a folder that can be created, got {where}" in line
     assert line.rstrip().endswith((why, "Not a directory"))
 
 
@@ -181,7 +181,7 @@ def test_a_line_that_does_not_fit_says_where_and_that_the_rest_is_kept(tmp_path:
     with open("/dev/full", "ab", buffering=0) as full:
         partial = Partial(tmp_path / "out.jsonl", full)
         with pytest.raises(
-            OSError, match=r"the disk is full; what is finished is kept: .*run the same command"
+            OSError, match=r"the disk is full; finished files are safe: .*run the same command"
         ):
             partial.write("{}")
 

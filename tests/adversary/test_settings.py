@@ -184,10 +184,10 @@ def test_a_flag_of_many_parts_is_one_line(name: str) -> None:
             "at most 10,000 values, each counted as often as it is named, got more in line 5",
         ),
         (BOMBS["levels"], "nested at most 50 times, got more in line"),
-        (ENDLESS["a mapping in itself"], "must not hold itself, as in line 1"),
+        (ENDLESS["a mapping in itself"], "must not contain itself, as in line 1"),
         (DEEP["brackets"], "nested at most 50 times, got more in line 1"),
-        (NO_VALUES["timestamp abc"], "settings have no values of type timestamp"),
-        (NO_VALUES["bool abc"], "this is no bool that settings can have"),
+        (NO_VALUES["timestamp abc"], "settings cannot have values of type timestamp"),
+        (NO_VALUES["bool abc"], "this is not a valid bool"),
         ("a: 1\nb: 2\na: 3", "a is given twice, again in line 3"),
     ],
 )

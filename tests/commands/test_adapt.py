@@ -285,13 +285,13 @@ def test_its_flags_are_its_own_and_others_overrides():
         ("AR --to joint --data SHARDS --train.stepz 3", "train.stepz: unknown key, did you mean 'steps'?"),
         ("AR --to block --data SHARDS --soft.train.steps 3", "soft: unknown key"),
         ("AR --to block --data SHARDS --method.law causal", "law must be block, got 'causal'"),
-        ("AR --to drafter --data OTHER --rank 4 --masks 2", "has a tokenizer of its own, and "),
+        ("AR --to drafter --data OTHER --rank 4 --masks 2", "has its own tokenizer, and "),
         ("BLOCKS --to drafter --own", "a drafter needs a model that writes token after token"),
         ("DRAFTER --to block --own", "has no weights of its own to train, only additions to the weights of"),
         ("DRAFTER --to drafter --own --rank 3", "--rank must be 4, that of the additions that "),
         ("--to drafter --resume --out nowhere", "--to is for a new run, which needs a MODEL"),
         ("--resume --out nowhere", "--resume needs a run to continue, and nowhere holds none"),
-        ("AR --to drafter --rank 4 --masks 2 --data SHARDS --out RUN", "holds a run; give --resume"),
+        ("AR --to drafter --rank 4 --masks 2 --data SHARDS --out RUN", "holds a run already; use --resume"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_nothing_is_written(

@@ -415,7 +415,7 @@ def test_forward_passes_on_a_gpu_are_the_papers(measured, console, monkeypatch):
         (
             "train",
             ["--out", "nowhere/bench.jsonl"],
-            "--out must be in an existing folder, and nowhere is none",
+            "--out must be in an existing folder, and nowhere is not one",
         ),
         (
             "sample",

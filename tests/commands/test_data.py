@@ -99,7 +99,9 @@ def test_the_default_tokenizer_is_named_where_the_hub_is_out_of_reach(
     source = write_jsonl(tmp_path / "a.jsonl", random_texts(4))
     assert data("prepare", source, tmp_path / "out") == 1
     said = refusal(capsys)
-    assert "tokenizer.json: the name huggingface.co does not resolve. gpt2 is the default here" in said
+    assert (
+        "tokenizer.json: the name huggingface.co does not resolve. gpt2 is the default tokenizer here" in said
+    )
     assert "name another with --tokenizer, such as bytes" in said
     assert data("prepare", source, tmp_path / "out", "--tokenizer", "someone/else") == 1
     assert "default" not in refusal(capsys)

@@ -270,7 +270,7 @@ def test_redraws_and_samples_that_stay_degenerate_are_counted(judge, tmp_path):
     printed = console.file.getvalue().replace("\n", " ")
     assert " + 86 " in printed
     assert "counts passes of rejected attempts" in printed
-    assert f"2 samples of {samples} stayed below the entropy floor of 4, and were cut short" in printed
+    assert f"2 samples of {samples} stayed below the entropy floor of 4 and were cut short" in printed
 
 
 def test_a_model_of_which_nothing_is_left_is_told_why(run, judge):

@@ -308,7 +308,7 @@ def test_bad_input_is_one_line(shards, tmp_path, capsys):
         ([str(broken)], "must have tokens, as `bd3lm sample --out` writes them, got none"),
         ([str(half)], "line 1 must be a sample as `bd3lm sample --out` writes it"),
         ([str(tmp_path / "none.jsonl")], "there is no file"),
-        ([str(prompted), "--count", "7"], "--count is for models that write"),
+        ([str(prompted), "--count", "7"], "--count needs a model that writes"),
         ([str(prompted), "--lean", "2"], "--lean needs a model that writes"),
         ([str(tmp_path / "ar"), "--lean", "2"], "--lean sets the order within a block"),
         ([str(prompted), "--entropy-floor", "1"], "--entropy-floor is for models that write"),

@@ -113,8 +113,8 @@ def test_a_template_is_texts_and_gaps(template, parts):
         ("", "--template must contain a gap"),
         ("{{3}}", "--template must contain a gap"),
         ("a {0}", r"a gap is a number of tokens, at least 1, in braces, .* got '\{0\}' in 'a \{0\}'"),
-        ("a {x} {2}", "a gap is a number of tokens .* got '{' in"),
-        ("a {2} }", "a gap is a number of tokens .* got '}' in"),
+        ("a {x} {2}", "a gap is a number of tokens, .* got '{' in"),
+        ("a {2} }", "a gap is a number of tokens, .* got '}' in"),
     ],
 )
 def test_other_braces_are_refused(template, said):
@@ -204,7 +204,7 @@ def test_fills_are_a_setting_of_templates_and_in_the_records(tmp_path, capsys):
     printed = capsys.readouterr()
     (found,) = load("box", device="cpu").generate(["The ", Gap(2), " is"], fills=3)
     assert printed.out == f"{found.text}\n"
-    assert "; 3 fills of gaps weighed." in printed.err
+    assert "; 3 fills of gaps compared." in printed.err
     record = json.loads(out.read_text("utf-8"))
     assert (record["fills"], record["settings"]["fills"]) == (3, 3)
     assert record["effective_fills"] == pytest.approx(found.sample.effective_fills, abs=1e-5)

@@ -109,7 +109,9 @@ def test_json_that_is_no_record_is_passed_over_and_what_is_no_json_is_named(tmp_
     (measured / "settings.json").write_text(json.dumps(record | {"settings": "none"}))
     assert kept(run, "kind") == [record]
     (measured / "half.json").write_text('{"kind": ')
-    with pytest.raises(ValueError, match=rf"{measured / 'half.json'} must be JSON, as measurements are kept"):
+    with pytest.raises(
+        ValueError, match=rf"{measured / 'half.json'} must be JSON, as measurements are stored"
+    ):
         kept(run, "kind")
 
 

@@ -547,7 +547,7 @@ def test_bad_input_is_one_line(run, tmp_path, capsys, monkeypatch):
             "the folder for report.html and report.md, got a file na",
         ),
         ([str(run), "--out", str(torn / "report.html")], f"got a file name, {torn}/report.html"),
-        ([str(run), "--out", "nowhere/page"], "--out must be in an existing folder, and nowhere is none"),
+        ([str(run), "--out", "nowhere/page"], "--out must be in an existing folder, and nowhere is not one"),
     ):
         assert main(["report", *words]) == 1, words
         said = capsys.readouterr().err

@@ -188,7 +188,7 @@ def test_sample_adds_to_the_logits_of_tokens(tmp_path, capsys):
         said = fails(capsys, *command, f"--logit-bias={wrong}")
         assert f"--logit-bias must be ID=NUMBER with a number from -100 to 100, got {wrong}" in said
     twice = fails(capsys, *command, "--logit-bias", "5=1", "--logit-bias", "5=2")
-    assert "--logit-bias must name each token once, got 5 again" in twice
+    assert "--logit-bias must name each token once, got 5 twice" in twice
 
 
 def test_sample_stops_before_a_string(saved, model, tmp_path, capsys):
@@ -520,7 +520,7 @@ def test_a_film_of_one_text_is_written_beside_it(tmp_path, capsys):
     for asked, message in (
         (["--film", str(film)], f"--film must be a new file, and {film} exists"),
         (["--film", str(tmp_path / "film.gif")], "--film must be a file named .svg"),
-        (["--film", str(tmp_path / "a.svg"), "--out", str(tmp_path / "a.svg")], "must be two files"),
+        (["--film", str(tmp_path / "a.svg"), "--out", str(tmp_path / "a.svg")], "must be different files"),
         (["--count", "2", "--film", str(tmp_path / "two.svg")], "--film shows one text, got 2"),
     ):
         assert main([*words, *asked]) == 1

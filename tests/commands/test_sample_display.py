@@ -801,7 +801,7 @@ def test_the_same_command_goes_on_with_what_it_wrote_before_it_was_stopped(lines
 
 
 def test_a_folder_must_be_there(tmp_path):
-    with pytest.raises(ValueError, match=r"--out must be in an existing folder, and .*nowhere is none"):
+    with pytest.raises(ValueError, match=r"--out must be in an existing folder, and .*nowhere is not one"):
         run_sample(of_bytes(), ["a"], WHOLE, out=tmp_path / "nowhere" / "texts.jsonl", console=pipe())
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"--out must be in an existing folder, and .*file is none"):

@@ -47,7 +47,7 @@ def test_an_empty_or_broken_file_is_refused(tmp_path):
 
 def test_another_file_is_no_source(tmp_path):
     (tmp_path / "texts.csv").write_text("A text.")
-    with pytest.raises(ValueError, match=r"sources must be runs, .* \.txt, got the file .*texts\.csv"):
+    with pytest.raises(ValueError, match=r"sources must be runs, .* \.txt\), got the file .*texts\.csv"):
         open_source(str(tmp_path / "texts.csv"))
 
 
@@ -71,7 +71,7 @@ def test_texts_of_other_code_have_their_texts_alone(tmp_path):
 def test_texts_of_other_code_must_not_have_a_prompt_either(tmp_path):
     found = Samples.read(written(tmp_path, {"text": "Once upon a time.", "prompt": "Once"}))
     with pytest.raises(
-        ValueError, match=r"sample 0 of .* must be written from nothing, .* that has a prompt"
+        ValueError, match=r"sample 0 of .* must be written from scratch, .* that has a prompt"
     ):
         found.require_from_nothing()
 

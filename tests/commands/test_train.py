@@ -122,10 +122,16 @@ def test_a_misspelt_stage_suggests_the_right_one(capsys):
         ),
         (
             "--from a --ar.method.kind foo",
-            "with --from only the stage block is run, got flags --ar.any.field",
+            "with --from only the stage block runs, got flags --ar.any.field",
         ),
-        ("--from a --start_from b", "--from says what to start from, got --start_from too: give one of them"),
-        ("--from a --block.start_from b", "--from says what to start from, got --start_from too: give one "),
+        (
+            "--from a --start_from b",
+            "--from and --start_from both set the start of training: give only one of them",
+        ),
+        (
+            "--from a --block.start_from b",
+            "--from and --start_from both set the start of training: give only one ",
+        ),
     ],
 )
 def test_a_flag_that_would_be_ignored_is_refused(words, said, capsys):
@@ -197,7 +203,7 @@ def test_train_from_another_run(two, tmp_path, capsys):
 def test_a_folder_that_holds_a_run(two, tmp_path, capsys):
     words = ["train", "two", "--out", str(tmp_path), "--device", "cpu", "--train.steps", "2"]
     assert main(words) == 0
-    assert "holds a run; give --resume" in fails(capsys, *words)
+    assert "holds a run already; use --resume" in fails(capsys, *words)
     capsys.readouterr()
     assert main([*words, "--resume"]) == 0
     printed = capsys.readouterr().out

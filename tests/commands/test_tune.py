@@ -325,7 +325,10 @@ def test_bad_templates_are_one_line_and_nothing_is_written(template, said, model
         ),
         (["{ar}", "{file}", "--steps", "0"], "--steps must be at least 1, got 0"),
         (["{ar}", "{file}", "--rank", "0"], "--rank must be at least 1, got 0"),
-        (["{drafter}", "{file}", *PLAINLY, "--rank", "2"], "--rank is for models whose weights learn, and "),
+        (
+            ["{drafter}", "{file}", *PLAINLY, "--rank", "2"],
+            "--rank is for models whose weights are trained, and ",
+        ),
         (["{ar}", "{file}", *PLAINLY, "--rank", "17"], "additions must be a rank up to hidden 16, or 0"),
         (["{ar}", "{file}", "--epochs", "0"], "--epochs must be above 0 and at most 10,000, got 0"),
         (
@@ -374,7 +377,7 @@ def test_a_field_that_no_recipe_has_is_said_before_anything_is_written(words, mo
 def test_a_folder_that_holds_a_run_is_left_alone(models, file, tmp_path, capsys):
     words = [models["ar"], file, *PLAINLY, "--out", tmp_path / "run", *FEW]
     assert tune(*words) == 0
-    assert "holds a run; give --resume" in fails(capsys, "tune", *map(str, words))
+    assert "holds a run already; use --resume" in fails(capsys, "tune", *map(str, words))
 
 
 def test_long_conversations_are_left_out_where_asked(models, tmp_path, capsys):

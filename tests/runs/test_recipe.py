@@ -345,9 +345,9 @@ def test_negative_numbers_are_values():
         (["steps", "3"], "expected --any.field value, got 'steps'"),
         (["--train.steps"], "--train.steps needs a value, got none"),
         (["--train.steps", "--show"], "--train.steps needs a value, got none"),
-        (["--train", "3", "--train.steps", "3"], "--train.steps sets a part of something"),
-        (["--train.steps", "3", "--train", "3"], "--train sets whole something of which another flag sets"),
-        (["--plugins.a", "b"], "to load a plugin give --plugin"),
+        (["--train", "3", "--train.steps", "3"], "--train.steps sets a part of a field"),
+        (["--train.steps", "3", "--train", "3"], "--train sets a field as a whole, and another flag sets"),
+        (["--plugins.a", "b"], "to load a plugin use --plugin"),
         (["--"], "expected --any.field value"),
     ],
 )
@@ -395,7 +395,7 @@ def test_a_text_that_was_written_is_read_as_one(text, tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "config must be a YAML file, got {file}, which does not exist"),
+        (None, "--config must be a YAML file, and {file} does not exist"),
         (b"train: caf\xe9", "{file} must be UTF-8 text: "),
         (b"train: [", "{file} is not YAML"),
         (b"- train", "{file} must hold a mapping of settings, got list"),

@@ -12,8 +12,8 @@ from bd3lm.bench.training import TrainingCase
 
 CARD = "H200"
 PROVENANCE = (
-    "was measured before this project began, on a card of this kind with torch 2.11; neither its script "
-    "nor its output is kept (docs/performance.md, The baselines)"
+    "was measured before this project began, on a card of this kind with torch 2.11; neither its script nor "
+    "its output is kept (docs/performance.md, The baselines)"
 )
 # tokens a second, and GiB held, by (method, block size)
 _TRAINING = {
@@ -32,14 +32,14 @@ _SAMPLING = {
 
 
 def training_reference(case: TrainingCase) -> tuple[int, float, str] | None:
-    """(tokens/s, GiB, whose), where it was measured for this very case."""
+    """(tokens/s, GiB, source), if it was measured for exactly this case."""
     if case.batch_size != 32 or not _is_the_shape(case.shape):
         return None
     return _TRAINING.get(_key(case.shape))
 
 
 def sampling_reference(case: SamplingCase) -> tuple[float, str] | None:
-    """(tokens/s, whose), where it was measured for this very case."""
+    """(tokens/s, source), if it was measured for exactly this case."""
     if (case.length, case.top_p, case.dtype) != (512, 0.9, "bfloat16") or not _is_the_shape(case.shape):
         return None
     return _SAMPLING.get((*_key(case.shape), case.batch_size))

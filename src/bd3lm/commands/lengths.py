@@ -37,11 +37,7 @@ if TYPE_CHECKING:
 SPLIT = "train"
 _CONTEXTS = 16  # the longest document of the paper's block diffusion model has 9.7 contexts of 1,024
 _KEPT = 10_000  # lengths of training documents stored in a record
-_ENDS = {
-    "EOS": "eos",
-    "entropy": "entropy",
-    "limit": "length",
-}  # headings; documents do not end at stop strings
+_ENDS = {"EOS": "eos", "entropy": "entropy", "limit": "length"}  # headings; no document ends at a string
 
 
 @dataclass(frozen=True)

@@ -71,9 +71,7 @@ class Train(Command):
         if self.show:
             show(stages)
             return 0
-        if (
-            self._wants_report() and os.environ.get("RANK", "0") == "0"
-        ):  # only one of several processes says it
+        if self._wants_report() and os.environ.get("RANK", "0") == "0":  # one of several processes says it
             say(f"after training, {self.preset} measures its models and writes {out / 'report.html'}")
         runs = train_stages(
             stages, out, resume=self.resume, device=self.device, join_timeout=self.join_timeout
@@ -126,9 +124,7 @@ class Train(Command):
                 start_from=self.start_from,
                 reads_data=begins,
             )
-        elif (
-            self.config is not None and self.config.is_file()
-        ):  # a pipe can be read only once, and the recipe needs it
+        elif self.config is not None and self.config.is_file():  # a pipe can be read once, for the recipe
             read_settings(self.config)
 
     def _wants_report(self) -> bool:

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 # The paper's corpora, in its order.
 CORPORA = ("ptb", "wikitext103", "lm1b", "lambada", "ag_news", "pubmed", "arxiv")
-_ALIKE = (
-    0.9  # share of a text's bytes: models differ in whether they score ends of sequences and first tokens
-)
+_ALIKE = 0.9  # of a text's bytes: not all models score ends of sequences and first tokens
 _MISSING = "–"  # in place of a missing figure
 
 

@@ -223,9 +223,7 @@ _CORPORA = {
             _PAPER,
             {
                 "data": {"path": "data/openwebtext", "context": 1024},
-                "train": {
-                    "micro_batch": 16
-                },  # fits on one GPU of 24 GB, or on up to 32 of them sharing the batch
+                "train": {"micro_batch": 16},  # fits on one GPU of 24 GB; up to 32 of them can share a batch
             },
         ),
         **_PAPERS_STAGES,

@@ -49,9 +49,7 @@ class Answerer:
         variant, engine = self.variant, self.engine
         if (choices.law, choices.lean) != (self.choices.law, self.choices.lean):
             variant = self._under(choices)
-            engine = TextEngine(
-                variant, seats=1
-            )  # otherwise keep it, for the graphs that it recorded on a GPU
+            engine = TextEngine(variant, seats=1)  # otherwise keep it, with the GPU graphs it recorded
         settings = choices.settings_for(variant.config.method)
         settings = replace(settings, stop=(*settings.stop, *self.stops))
         first = next(token for token in range(2) if token != variant.config.mask_id)

@@ -62,11 +62,7 @@ def _measure_likelihoods(subject: Subject, console: Console) -> dict[str, str]:
         if measured >= sequences and not wants_variance:
             return {}
         speed = _Speed.measure(subject)
-    except (
-        ValueError,
-        OSError,
-        FloatingPointError,
-    ) as error:  # its data no longer exists, or its weights are NaN
+    except (ValueError, OSError, FloatingPointError) as error:  # its data is gone, or its weights are NaN
         return dict.fromkeys(("perplexity", "variance"), str(error))
     affordable = min(sequences, int(_AFFORDABLE / speed.perplexity))
     if affordable < min(_FEWEST_SEQUENCES, sequences):
@@ -230,9 +226,7 @@ def _prompts(subject: Subject, tokenizer: Tokenizer, count: int) -> list[str]:
             break
         if length >= 4 * size:
             start = place + begins
-            words = tokenizer.decode(shards.read(split, start, start + size)).rstrip(
-                "\ufffd"
-            )  # half a character
+            words = tokenizer.decode(shards.read(split, start, start + size)).rstrip("\ufffd")  # cut in half
             prompts += [words.rsplit(None, 1)[0] if len(words.split()) > 1 else words] if words else []
         place += begins + length + ends
     return [*prompts, *[""] * (count - len(prompts))]

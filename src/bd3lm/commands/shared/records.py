@@ -99,7 +99,7 @@ def check_new_file(out: Path | None, flag: str = "--out") -> None:
     if not out.parent.is_dir():
         raise ValueError(f"{flag} must be in an existing folder, and {out.parent} is not one")
     if out.exists():
-        raise ValueError(f"{flag} must be a new file, and {out} exists already")
+        raise ValueError(f"{flag} must be a new file, and {out} exists")
     if (why := why_not_writable(out.parent)) is not None:
         raise ValueError(f"{flag} must be in a writable folder, and {out.parent} is not: {why}")
 
