@@ -153,7 +153,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_opened(com
     there.write_text("mine")
     for out, said in (
         (there, f"--out must be a new file, and {there} exists"),
-        (nowhere, f"--out must be in an existing folder, and {nowhere.parent} is none"),
+        (nowhere, f"--out must be in an existing folder, and {nowhere.parent} is not one"),
     ):
         assert main([*COMMANDS[command], "--out", str(out)]) == 1
         assert capsys.readouterr().err == f"bd3lm: {said}\n"

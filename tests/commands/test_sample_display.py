@@ -804,7 +804,7 @@ def test_a_folder_must_be_there(tmp_path):
     with pytest.raises(ValueError, match=r"--out must be in an existing folder, and .*nowhere is not one"):
         run_sample(of_bytes(), ["a"], WHOLE, out=tmp_path / "nowhere" / "texts.jsonl", console=pipe())
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"--out must be in an existing folder, and .*file is none"):
+    with pytest.raises(ValueError, match=r"--out must be in an existing folder, and .*file is not one"):
         check_new_file(tmp_path / "file" / "texts.jsonl")
     with pytest.raises(ValueError, match=r"--out must be a new file, and .* exists"):
         check_new_file(tmp_path)

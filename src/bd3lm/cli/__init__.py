@@ -116,7 +116,13 @@ def _parsed(words: list[str], commands: Mapping[str, type[Command]], *, debug: b
     if words and words[0] in commands:
         kept, more = commands[words[0]].set_aside(words[1:])
         words = [words[0], *kept]
-    kinds: Any = Union[tuple(Annotated[each, subcommand(name)] for name, each in commands.items())]  # noqa: UP007
+    is_chosen = bool(words) and words[0] in commands
+    kinds: Any = Union[  # noqa: UP007
+        tuple(
+            Annotated[each, subcommand(name, description=None if is_chosen else _summary(each))]
+            for name, each in commands.items()
+        )
+    ]
     said = io.StringIO()
     try:
         with redirect_stderr(said):
@@ -134,6 +140,14 @@ def _parsed(words: list[str], commands: Mapping[str, type[Command]], *, debug: b
         _say(wrong)
         return None
     return replace(parsed, **more) if more else parsed
+
+
+def _summary(command: type[Command]) -> str | None:
+    """The first sentence of a command's help, for the list of all commands; None if it has no docstring."""
+    said = command.__doc__ or ""
+    if said.startswith(f"{command.__name__}("):  # what dataclass writes in its place
+        return None
+    return " ".join(said.partition("\n\n")[0].split())
 
 
 def _say(line: str) -> None:

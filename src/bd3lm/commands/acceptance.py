@@ -36,11 +36,12 @@ USUAL = ((1.0, 1.0), (1.0, 0.9), (0.6, 0.9), (0.0, 1.0))
 
 @dataclass(frozen=True)
 class Acceptance(Command):
-    """How often a drafter or a joint model accepts its own drafts, by position of the draft.
+    """Measure how often a model accepts its own drafts, by position of the draft.
 
-    Masks after a text draft the next tokens, and the causal law accepts or rejects each draft, so speculation
-    does not change the distribution of the text. The rates are computed from probabilities, for both schemes:
-    rejection, and coupled, which compares two draws with the same noise.
+    Works for drafters and joint models. Masks after a text draft the next tokens, and the causal law accepts
+    or rejects each draft, so speculation does not change the distribution of the text. The rates are computed
+    from probabilities, for both schemes: rejection, and coupled, which compares two draws with the same
+    noise.
     """
 
     kind = "acceptance"

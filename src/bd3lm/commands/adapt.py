@@ -37,12 +37,11 @@ _MODEL = "MODEL comes first, without a flag: bd3lm adapt MODEL --to drafter"
 
 @dataclass(frozen=True)
 class Adapt(Command):
-    """Turn a checkpoint into a drafter, a joint model or a block model. `--any.field value` sets any field of
-    its recipes.
+    """Turn a checkpoint into a drafter, a joint model or a block model.
 
     drafter: the weights stay the same, bit for bit; low-rank additions learn to draft the tokens that the
     model would write next. joint: all weights learn to write block by block, and keep writing token by token.
-    block: all weights learn to write block by block.
+    block: all weights learn to write block by block. Set any field of the recipes with `--any.field value`.
     """
 
     kind = "adapt"

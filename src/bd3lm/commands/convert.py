@@ -18,8 +18,10 @@ from bd3lm.io.terminal import say
 
 @dataclass(frozen=True)
 class Convert(Command):
-    """Convert a checkpoint to the format of bd3lm: Llama or Qwen type, the reference implementation's, or our
-    own."""
+    """Convert a checkpoint to the format of bd3lm.
+
+    Reads checkpoints of Llama and Qwen type, of the reference implementation, and of bd3lm.
+    """
 
     kind = "convert"
 

@@ -137,8 +137,10 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Eval(Likelihoods):
-    """Measure perplexity, bits per token and per byte, with standard errors: exact if possible, else a
-    bound."""
+    """Measure perplexity and bits per byte, exactly if possible, else as a bound.
+
+    Each figure comes with its standard error.
+    """
 
     kind = "eval"
 

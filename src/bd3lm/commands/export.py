@@ -26,7 +26,7 @@ Layout = Literal["huggingface", "transformers", "sdar", "reference"]
 
 @dataclass(frozen=True)
 class Export(Command):
-    """Write a model in a format that other programs load; `bd3lm convert` reads such formats."""
+    """Write a model in a format that other programs load."""
 
     kind = "export"
 

@@ -37,9 +37,9 @@ _MEANINGS = {
 
 @dataclass(frozen=True)
 class Harness(Command):
-    """Run tasks of lm-evaluation-harness on a model. Needs pip install "bd3lm[harness]".
+    """Run tasks of lm-evaluation-harness on a model.
 
-    The tasks that come with the harness download their data from the hub.
+    Needs pip install "bd3lm[harness]". The tasks that come with the harness download their data from the hub.
     """
 
     kind = "harness"

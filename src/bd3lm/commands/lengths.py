@@ -42,7 +42,10 @@ _ENDS = {"EOS": "eos", "entropy": "entropy", "limit": "length"}  # headings; no 
 
 @dataclass(frozen=True)
 class Lengths(Command):
-    """How long generated documents are and what ends them, compared with the training set."""
+    """Measure how long generated documents are, and compare with the training set.
+
+    The table also counts what ended them: an end-of-text token, low entropy or the length limit.
+    """
 
     kind = "lengths"
 

@@ -8,7 +8,7 @@ from bd3lm.io.terminal import say
 
 @dataclass(frozen=True)
 class Presets(Command):
-    """List the presets that `bd3lm train` knows, and how to get their data."""
+    """List the presets for `bd3lm train`, and how to get their data."""
 
     kind = "presets"
 

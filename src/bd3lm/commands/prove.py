@@ -27,8 +27,10 @@ _WEIGHT_SCALE = 0.3  # smaller weights make all texts nearly equally likely, whi
 
 @dataclass(frozen=True)
 class Prove(Command):
-    """Check the mathematics on a tiny model: enumerate all its texts, sum their likelihoods, test the
-    sampler."""
+    """Check the mathematics on a model so small that all its texts can be enumerated.
+
+    The likelihoods must sum to one, the bounds must lie in order, and the sampler must agree with them.
+    """
 
     kind = "prove"
 

@@ -61,7 +61,7 @@ Place = tuple[str, int, str]
 
 @dataclass(frozen=True)
 class Score(Command):
-    """Score each document: its likelihood under a model as one JSON line, exact if possible, else a bound.
+    """Score documents: one JSON line each, with an exact likelihood or a bound.
 
     A document longer than the context is scored in windows; each window is given tokens that the windows
     before it scored.

@@ -21,7 +21,7 @@ _KEY = "BD3LM_API_KEY"
 
 @dataclass(frozen=True)
 class Serve(Command):
-    """Serve a model over HTTP with an API for OpenAI clients: completions, chat, streaming.
+    """Serve a model over HTTP with OpenAI's API: completions, chat, streaming.
 
     Needs pip install "bd3lm[serve]". The server documents its routes at /docs. If the environment variable
     BD3LM_API_KEY is set, clients must send that key.

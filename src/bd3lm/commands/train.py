@@ -22,10 +22,11 @@ _MOST_SECONDS = 10**6  # eleven days
 
 @dataclass(frozen=True)
 class Train(Command):
-    """Train a preset or your own recipe. `--any.field value` sets any field of the recipe.
+    """Train a preset or your own recipe.
 
-    Under torchrun all processes train one model. `bd3lm train PRESET --show` prints the resolved recipe.
-    After training, the presets `demo` and `demo-paper` also measure the models and write report.html.
+    Set any field of the recipe with `--any.field value`. `bd3lm train PRESET --show` prints the resolved
+    recipe. Under torchrun all processes train one model. After training, the presets `demo` and `demo-paper`
+    also measure the models and write report.html.
     """
 
     kind = "train"

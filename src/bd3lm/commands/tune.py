@@ -49,11 +49,11 @@ _OF_FILES = ("chat_template", "answers", "held_out", "max_document", "only_text"
 
 @dataclass(frozen=True)
 class Tune(Command):
-    """Fine-tune a model on the answers in conversations. `--any.field value` sets any field of its recipe.
+    """Fine-tune a model on the answers in conversations.
 
     Autoregressive, joint and block models are trained with their own loss: all weights or, with --rank,
     low-rank additions to them. Of a drafter only the drafting part is trained. The chat template is saved
-    with the model.
+    with the model. Set any field of the recipe with `--any.field value`.
     """
 
     kind = "tune"

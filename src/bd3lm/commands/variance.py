@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Variance(Command):
-    """Variance of the training loss under each masking rule, for trained block diffusion models by block
-    size."""
+    """Measure the variance of the training loss under each masking rule.
+
+    Works for trained block diffusion models; the table has a column for each, with its block size.
+    """
 
     kind = "variance"
 

@@ -24,10 +24,11 @@ _MISSING = "–"  # in place of a missing figure
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroShot(Likelihoods):
-    """A table of perplexity and bits per byte: models against corpora that they were not trained on.
+    """Compare models on corpora that they were not trained on.
 
-    Documents are wrapped to the context with no end-of-text token between them, as in the paper. If a figure
-    cannot be measured, the command still shows and writes the others, and exits with status 1.
+    The table has perplexity and bits per byte. Documents are wrapped to the context with no end-of-text token
+    between them, as in the paper. If a figure cannot be measured, the command still shows and writes the
+    others, and exits with status 1.
     """
 
     kind = "zeroshot"

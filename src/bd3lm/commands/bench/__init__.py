@@ -211,7 +211,10 @@ Kinds = (
 
 @dataclass(frozen=True)
 class Bench(Command):
-    """Measure how fast this machine trains and samples; compare variants with a baseline."""
+    """Measure how fast this machine trains and samples.
+
+    Each variant is compared with a baseline in the same run.
+    """
 
     kind = "bench"
 

@@ -40,10 +40,10 @@ _NO_TOKENIZER = "the model was saved without a tokenizer; name one with --tokeni
 
 @dataclass(frozen=True)
 class Chat(Command):
-    """Talk to a model. Each line you type is a message; the answer appears as it is written.
+    """Talk to a model, in the terminal or from a pipe.
 
-    A line that begins with / is a command; /help lists them. Input from a pipe is read line by line too, and
-    standard output holds only the answers.
+    Each line is a message, and the answer appears as it is written. A line that begins with / is a command;
+    /help lists the commands. With input from a pipe, standard output holds only the answers.
     """
 
     kind = "chat"

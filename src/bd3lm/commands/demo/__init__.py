@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Demo(Command):
-    """Train small models on Python's own documentation, measure them exactly, and sample from them."""
+    """Train small models on Python's documentation, measure them, and sample text."""
 
     kind = "demo"
 

@@ -41,7 +41,10 @@ _FOR_FILES = (
 
 @dataclass(frozen=True)
 class Judge(Command):
-    """Generative perplexity: how likely another language model finds samples. Defaults follow the paper."""
+    """Measure generative perplexity: how likely another language model finds samples.
+
+    Defaults follow the paper.
+    """
 
     kind = "judge"
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report(Command):
-    """Write one HTML page, and the same as Markdown, with everything known about some runs.
+    """Write a report about some runs, as one HTML page and as Markdown.
 
     The page has training curves, perplexities, variances, lengths, samples, and an animation of a text being
     written.
