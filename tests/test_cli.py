@@ -349,7 +349,7 @@ WRONG_IN_A_RECIPE = {
     "train demo --bolck.optimizer.lr 1": "bolck: unknown key, did you mean 'block'?",
     "train demo --traim.steps 3": "traim: unknown key, did you mean 'train'?",
     "train demo --lr 3": "lr: unknown key, did you mean 'optimizer.lr'?",
-    "train demo --from box --ar.train.steps 3": "with --from only the stage block is run",
+    "train demo --from box --ar.train.steps 3": "with --from only the stage block runs",
     "train demo --data.path no-data": "data.path must be a folder of token shards, got no-data",
     "train wikipedia-ar": "make it with `bd3lm data prepare ARTICLES data/wikipedia --tokenizer gpt2`",
     "train demo --config wrong.yaml": "preset demo with wrong.yaml (stage ar) has a problem:",

@@ -38,9 +38,14 @@ pytestmark = pytest.mark.sweep(3)
             "bd3lm: bd3lm score has no option --folderr (see bd3lm score --help)",
         ),
         ("demo --resume", "bd3lm: bd3lm demo has no option --resume; it belongs to bd3lm adapt and"),
-        ("bench train --method foo", "bd3lm: invalid choice 'foo' for argument '--method'. Expected one of"),
-        ("sample --length", "bd3lm: missing value for argument '--length'."),
-        ("data prepare", "bd3lm: missing from bd3lm data prepare: SOURCE A file or folder"),
+        ("bench train --method foo", "bd3lm: --method must be one of bd3lm, joint, mdlm, ar, got 'foo'"),
+        ("sample --length", "bd3lm: --length needs a value, got none (see bd3lm sample --help)"),
+        ("data prepare", "bd3lm: bd3lm data prepare needs SOURCE and OUT (see bd3lm data prepare --help)"),
+        (
+            "export box",
+            "bd3lm: bd3lm export needs OUT and --to {huggingface,transformers,sdar,reference} (see bd3lm "
+            "export",
+        ),
         ("judge a --length 5 x", "bd3lm: error parsing --length: Could not find valid parse for arguments"),
     ],
 )

@@ -311,7 +311,7 @@ def test_bad_input_is_one_line(shards, tmp_path, capsys):
         ([str(prompted), "--count", "7"], "--count needs a model that writes"),
         ([str(prompted), "--lean", "2"], "--lean needs a model that writes"),
         ([str(tmp_path / "ar"), "--lean", "2"], "--lean sets the order within a block"),
-        ([str(prompted), "--entropy-floor", "1"], "--entropy-floor is for models that write"),
+        ([str(prompted), "--entropy-floor", "1"], "--entropy-floor needs a model that writes"),
         ([str(tmp_path / "nothing")], "there is no folder"),
     ):
         device = [] if not words or words[0].endswith(".jsonl") else ["--device", "cpu"]

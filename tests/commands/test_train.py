@@ -77,7 +77,7 @@ def test_a_train_without_anything_to_train_is_refused(capsys):
     assert (
         error == "bd3lm: there is no preset 'dmeo', did you mean 'demo'? `bd3lm presets` lists the presets\n"
     )
-    assert "which does not exist" in fails(capsys, "train", "demo", "--config", "/no/such.yaml")
+    assert "does not exist" in fails(capsys, "train", "demo", "--config", "/no/such.yaml")
     assert "block" in fails(capsys, "train", "demo", "--show", "--block", "3")
 
 

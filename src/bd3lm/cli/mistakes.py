@@ -2,6 +2,7 @@
 box."""
 
 import difflib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,10 @@ from bd3lm.words import command_for
 _TYPES = {"FLOAT": "a number", "float": "a number", "INT": "a whole number", "int()": "a whole number"}
 _VALUE = re.compile(r"Error parsing (?P<flag>\S+): (?P<why>.*?)\[?(?P<value>'[^']*')\]?\.?$")
 _FLAG = re.compile(r"^--[\w.-]+")
+_CHOICE = re.compile(
+    r"[Ii]nvalid choice (?P<value>'.*') for argument '(?P<flag>.*)'\. Expected one of \((?P<all>.*)\)"
+)
+_NO_VALUE = re.compile(r"Missing value for argument '(?P<flag>[^']*)'")
 
 
 def command_named(words: Sequence[str], commands: Mapping[str, type[Command]]) -> str:
@@ -106,10 +111,27 @@ def in_one_line(box: str, command: str = "bd3lm") -> str:
         kind = next((words for name, words in _TYPES.items() if name in wrong["why"]), None)
         if kind is not None:
             return f"{wrong['flag']} must be {kind}, got {wrong['value']}{see}"
+    if (wrong := _CHOICE.match(said)) is not None:
+        allowed = ", ".join(re.findall(r"'([^']*)'", wrong["all"]))
+        return f"{wrong['flag']} must be one of {allowed}, got {wrong['value']}{see}"
+    if (wrong := _NO_VALUE.match(said)) is not None:
+        return f"{wrong['flag']} needs a value, got none{see}"
+    if said.startswith("Missing from") and (missing := _missing(box)):
+        return f"{command} needs {' and '.join(missing)}{see}"
     if re.match("Unrecognized (or misplaced )?options", said):
         options = re.sub(r" \(applied to [^)]*\)| Arguments are applied to .*", "", said.partition(": ")[2])
         return _unknown(options.replace(",", "").split(), _suggested(parts[1:]), command) + see
     return said[:1].lower() + said[1:].rstrip(".") + see
+
+
+def _missing(box: str) -> list[str]:
+    """The arguments that are missing, without their help, which is indented further."""
+    lines = [line.strip("│").rstrip() for line in box.splitlines()]
+    start = next(n for n, line in enumerate(lines) if line.strip().startswith("Missing from")) + 1
+    listed = list(itertools.takewhile(lambda line: line.strip("─- "), lines[start:]))
+    depth = min((len(line) - len(line.lstrip()) for line in listed), default=0)
+    names = (line.strip().partition("  ")[0] for line in listed if not line[depth:].startswith(" "))
+    return list(names)
 
 
 def _unknown(words: list[str], suggested: list[tuple[str, list[str]]], command: str) -> str:
