@@ -80,7 +80,7 @@ def test_what_is_no_file_is_not_waited_for(name: str, how: str, run: Path, capfd
 
 def test_a_pipe_is_read_where_a_user_names_it(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match=r"this is no regular file: '.*pipe'"):
+    with pytest.raises(OSError, match=r"it is not a regular file: '.*pipe'"):
         read_text(tmp_path / "pipe", most=10)
     if not os.fork():
         (tmp_path / "pipe").write_text("abc")

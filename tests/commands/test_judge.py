@@ -487,9 +487,9 @@ def test_the_command_from_end_to_end(run, judge_folder, tmp_path, capsys):
         ([], "a source must be given"),
         (["LINE", "--count", "5"], "--count needs a model that writes samples, and all sources are files"),
         (["LINE", "--entropy-floor", "3"], "--entropy-floor needs a model that writes"),
-        (["LINE", "--dtype", "float64"], "--dtype is for models that write"),
+        (["LINE", "--dtype", "float64"], "--dtype needs a model that writes"),
         (["LINE", "--lean", "2"], "--lean needs a model that writes"),
-        (["LINE", "--law", "causal"], "--law is for models that write"),
+        (["LINE", "--law", "causal"], "--law needs a model that writes"),
         (["texts.jsonl", "--window", "9", "--device", "cpu"], "there is no file texts.jsonl"),
         (["RUN", "--count", "0"], "count must be at least 1, got 0"),
         (

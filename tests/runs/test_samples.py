@@ -153,7 +153,7 @@ def test_texts_that_cannot_be_written_stop_nothing(data, tmp_path, capsys, monke
     assert run.trainer.step == 6
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in lines if "sample" in line] == [
-        f"no sample texts of step {step}, and training goes on" for step in (3, 6)
+        f"no sample texts of step {step}, training continues" for step in (3, 6)
     ]
     assert not any("\x1b" in line for line in lines)
     assert rows(tmp_path)[-1]["valid_nats"]

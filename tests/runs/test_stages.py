@@ -143,7 +143,7 @@ def test_a_curriculum_is_written_as_stages(tmp_path):
 @pytest.mark.parametrize("name", ["a/b", "model", "..", "", 1])
 def test_stages_that_cannot_be_folders_are_refused(name, tmp_path):
     file = write(tmp_path / "c.yaml", {"ar": plain(tmp_path), name: plain(tmp_path)})
-    with pytest.raises(ValueError, match=f"name of a stage is that of its folder .* got {name!r}"):
+    with pytest.raises(ValueError, match=f"name of a stage is also its folder .* got {name!r}"):
         resolve_stages(None, config=file)
 
 

@@ -263,7 +263,7 @@ def everything(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("lost", "message"),
     [
-        ("checkpoints", "holds a model, which would be replaced, and no checkpoint to go on from"),
+        ("checkpoints", "holds a model, which would be replaced, and no checkpoint to continue from"),
         ("recipe.yaml", "holds checkpoints without the recipe.yaml they were trained with"),
     ],
 )
