@@ -238,7 +238,7 @@ def test_the_recipes_and_the_memory_are_shown(base, tmp_path, monkeypatch, capsy
     assert found["soft"]["data"]["context"] == 16
     first = shown.splitlines()[0]
     assert first.startswith("# soft: at least 0.00 GiB before activations (weights ")
-    assert first.endswith(" of 12,866 numbers 1,152 learn")
+    assert first.endswith("; 1,152 of 12,866 parameters are trained")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -254,7 +254,11 @@ def test_its_flags_are_its_own_and_others_overrides():
     [
         ("", "MODEL must be given, or --resume with the --out of a run"),
         ("AR", "--to must be given: drafter, joint or block"),
-        ("AR --to drafter", "there is no text to train on: give --data FOLDER, --text FILE ... or --own"),
+        (
+            "AR --to drafter",
+            "there is no text to train on: give --data FOLDER, --text FILE ... or, to let the model write "
+            "it, --own",
+        ),
         ("nowhere --to drafter --own", "there is no folder 'nowhere' here"),
         ("AR --to drafter --own --rank 0", "--rank must be at least 1, got 0"),
         ("AR --to drafter --own --rank 17", "additions must be a rank up to hidden 16"),
@@ -280,15 +284,15 @@ def test_its_flags_are_its_own_and_others_overrides():
         ("AR --to joint --own --own-temperature -1", "--own-temperature must lie in "),
         ("AR --to joint --own --own-prompts nowhere", "--own-prompts nowhere could not be read"),
         ("AR --to joint --data SHARDS --device gpu", "--device must be cpu, cuda or cuda:N"),
-        ("AR --to joint --data SHARDS --start_from x", "--start_from is MODEL here"),
-        ("AR --to joint --data SHARDS --data.path x", "--data.path is --data here"),
+        ("AR --to joint --data SHARDS --start_from x", "--start_from is MODEL in this command"),
+        ("AR --to joint --data SHARDS --data.path x", "--data.path is --data in this command"),
         ("AR --to joint --data SHARDS --train.stepz 3", "train.stepz: unknown key, did you mean 'steps'?"),
         ("AR --to block --data SHARDS --soft.train.steps 3", "soft: unknown key"),
         ("AR --to block --data SHARDS --method.law causal", "law must be block, got 'causal'"),
         ("AR --to drafter --data OTHER --rank 4 --masks 2", "has its own tokenizer, and "),
-        ("BLOCKS --to drafter --own", "a drafter needs a model that writes token after token"),
+        ("BLOCKS --to drafter --own", "a drafter needs a model that writes token by token"),
         ("DRAFTER --to block --own", "has no weights of its own to train, only additions to the weights of"),
-        ("DRAFTER --to drafter --own --rank 3", "--rank must be 4, that of the additions that "),
+        ("DRAFTER --to drafter --own --rank 3", "--rank must be 4, the rank of the additions that "),
         ("--to drafter --resume --out nowhere", "--to is for a new run, which needs a MODEL"),
         ("--resume --out nowhere", "--resume needs a run to continue, and nowhere holds none"),
         ("AR --to drafter --rank 4 --masks 2 --data SHARDS --out RUN", "holds a run already; use --resume"),

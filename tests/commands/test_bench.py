@@ -299,7 +299,9 @@ def test_a_profile_is_printed_by_groups_and_kept(profiled, console, monkeypatch,
 def test_of_long_texts_it_is_said_that_shorter_ones_are_profiled(profiled, console):
     (row,) = bench_sampling(SamplingCase(), device=CPU, profile=True, console=console)
     assert row["profile"]["length"] == 128
-    assert "one more run of each variant, of 1 text of 128 tokens and not 512, to keep it" in prose(console)
+    assert "one more run of each variant, of 1 text of 128 tokens instead of 512, to keep it" in prose(
+        console
+    )
     assert headings(console) == ["operators", "ms", "share"]
     assert "no kernel runs" not in prose(console)
     bench_sampling(SamplingCase(length=100), device=CPU, profile=True, console=console)

@@ -376,8 +376,8 @@ def test_a_conversation_is_saved_and_taken_up_again(tmp_path: Path) -> None:
     [
         ("", "one conversation on one line, and .* has 0"),
         ('{"messages": []}\n{"messages": []}\n', "has 2"),
-        ("hello\n", "must be a file of JSON"),
-        ("[" * 100_000, "must be a file of JSON"),
+        ("hello\n", "must be a JSON file"),
+        ("[" * 100_000, "must be a JSON file"),
         ("[]", "an object with a list of messages"),
         ('{"messages": {}}', "an object with a list of messages"),
         ('{"messages": [3]}', "message 0 of .* must have a role and a content"),

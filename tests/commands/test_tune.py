@@ -84,7 +84,7 @@ def test_each_kind_of_model_stays_what_it_is_and_learns(kind, models, file, tmp_
     assert tune(models[kind], file, *PLAINLY, "--out", out, *FEW) == 0
     said = capsys.readouterr().out
     assert f"conversations in {out / 'data'}: train 38, valid 2" in said
-    assert f"next: bd3lm eval {out}, " in said
+    assert f"next: bd3lm eval {out} measures " in said
     before, after = load(models[kind])[1], load(out)[1]
     assert (after.method, after.base) == (before.method, before.base)
     assert after.network == replace(before.network, dropout=0.0)
@@ -350,7 +350,10 @@ def test_bad_templates_are_one_line_and_nothing_is_written(template, said, model
             ["{ar}", "--data", "{text}", "--answers", "last"],
             "--answers needs files of conversations, got --data",
         ),
-        (["{ar}", "{file}", *PLAINLY, "--data.context", "500"], "data.context must be at most the 96 of"),
+        (
+            ["{ar}", "{file}", *PLAINLY, "--data.context", "500"],
+            "data.context must be at most the context of",
+        ),
         (["{ar}", "{file}", *PLAINLY, "--data.context", "16"], "more than the context of 16, and so have"),
         (
             ["{ar}", "{file}", *PLAINLY, "--start_from", "x"],
