@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import FlagCreatePairsOff, Positional, Suppress
+from tyro.conf import FlagCreatePairsOff, Positional
 
-from bd3lm.commands.shared.command import Command, flags_of
+from bd3lm.commands.shared.command import flags_of
 from bd3lm.commands.shared.flags import (
     DeviceFlag,
     OptionalFloat,
@@ -16,7 +16,7 @@ from bd3lm.commands.shared.flags import (
     OptionalInt,
     named,
 )
-from bd3lm.commands.shared.recipes import check_later_stages, without_overrides
+from bd3lm.commands.shared.recipes import RecipeCommand, check_later_stages
 from bd3lm.commands.shared.starting import (
     check_overrides,
     go_on,
@@ -25,7 +25,6 @@ from bd3lm.commands.shared.starting import (
     train,
 )
 from bd3lm.io.terminal import say
-from bd3lm.words import advice_in_recipes
 
 if TYPE_CHECKING:
     from bd3lm.data import Corpus, Tokenizer
@@ -36,7 +35,7 @@ _MODEL = "MODEL comes first, without a flag: bd3lm adapt MODEL --to drafter"
 
 
 @dataclass(frozen=True)
-class Adapt(Command):
+class Adapt(RecipeCommand):
     """Turn a checkpoint into a drafter, a joint model or a block model.
 
     drafter: the weights stay the same, bit for bit; low-rank additions learn to draft the tokens that the
@@ -87,19 +86,6 @@ class Adapt(Command):
     device: DeviceFlag = None
     show: bool = False
     """Print the recipes and the memory that they need, then stop."""
-    overrides: Suppress[tuple[str, ...]] = ()
-    """The pairs --any.field value, which tyro does not see."""
-
-    @classmethod
-    def set_aside(cls, words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-        """Split the words: its own flags for tyro; the pairs --any.field value, wherever they stand, for
-        `overrides`."""
-        kept, overrides = without_overrides(cls, words)
-        return kept, {"overrides": overrides}
-
-    @classmethod
-    def advice(cls, flag: str) -> str | None:
-        return advice_in_recipes(flag)
 
     def run(self) -> int:
         from bd3lm.commands.shared.models import check_models, one_model

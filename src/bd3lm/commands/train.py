@@ -1,18 +1,16 @@
 """`bd3lm train`: train a preset or a recipe."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tyro.conf import Positional, Suppress, arg
+from tyro.conf import Positional, arg
 
-from bd3lm.commands.shared.command import Command
 from bd3lm.commands.shared.flags import DeviceFlag, OptionalFile, OptionalFolder, named
-from bd3lm.commands.shared.recipes import check_later_stages, show, without_overrides
+from bd3lm.commands.shared.recipes import RecipeCommand, check_later_stages, show
 from bd3lm.io.terminal import say
-from bd3lm.words import advice_in_recipes
 
 if TYPE_CHECKING:
     from bd3lm.runs.recipe import Recipe
@@ -21,7 +19,7 @@ _MOST_SECONDS = 10**6  # eleven days
 
 
 @dataclass(frozen=True)
-class Train(Command):
+class Train(RecipeCommand):
     """Train a preset or your own recipe.
 
     Set any field of the recipe with `--any.field value`. `bd3lm train PRESET --show` prints the resolved
@@ -46,19 +44,6 @@ class Train(Command):
     """Under torchrun or a scheduler: how long processes wait for the last one to join. Default: 300."""
     show: bool = False
     """Print the resolved recipe and stop."""
-    overrides: Suppress[tuple[str, ...]] = ()
-    """The pairs --any.field value, which tyro does not see."""
-
-    @classmethod
-    def set_aside(cls, words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-        """Split the words: its own flags for tyro; the pairs --any.field value, wherever they stand, for
-        `overrides`."""
-        kept, overrides = without_overrides(cls, words)
-        return kept, {"overrides": overrides}
-
-    @classmethod
-    def advice(cls, flag: str) -> str | None:
-        return advice_in_recipes(flag)
 
     def run(self) -> int:
         out = self.out or Path("runs") / (self.preset or (self.config.stem if self.config else "run"))

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from tyro.conf import FlagCreatePairsOff, Positional, Suppress
+from tyro.conf import FlagCreatePairsOff, Positional
 
 from bd3lm.commands.shared.chats import (
     AnswersFlag,
@@ -17,7 +17,7 @@ from bd3lm.commands.shared.chats import (
     say_cut,
     template_for,
 )
-from bd3lm.commands.shared.command import Command, flags_of
+from bd3lm.commands.shared.command import flags_of
 from bd3lm.commands.shared.flags import (
     DeviceFlag,
     MaxDocumentFlag,
@@ -26,7 +26,7 @@ from bd3lm.commands.shared.flags import (
     OptionalInt,
     named,
 )
-from bd3lm.commands.shared.recipes import without_overrides
+from bd3lm.commands.shared.recipes import RecipeCommand
 from bd3lm.commands.shared.starting import (
     check_overrides,
     go_on,
@@ -35,7 +35,6 @@ from bd3lm.commands.shared.starting import (
     train,
 )
 from bd3lm.io.terminal import say
-from bd3lm.words import advice_in_recipes
 
 if TYPE_CHECKING:
     from bd3lm.data import ConversationCorpus, TokenShards
@@ -48,7 +47,7 @@ _OF_FILES = ("chat_template", "answers", "held_out", "max_document", "only_text"
 
 
 @dataclass(frozen=True)
-class Tune(Command):
+class Tune(RecipeCommand):
     """Fine-tune a model on the answers in conversations.
 
     Autoregressive, joint and block models are trained with their own loss: all weights or, with --rank,
@@ -92,19 +91,6 @@ class Tune(Command):
     device: DeviceFlag = None
     show: bool = False
     """Print the recipe and the memory that it needs, then stop."""
-    overrides: Suppress[tuple[str, ...]] = ()
-    """The pairs --any.field value, which tyro does not see."""
-
-    @classmethod
-    def set_aside(cls, words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-        """Split the words: its own flags for tyro; the pairs --any.field value, wherever they stand, for
-        `overrides`."""
-        kept, overrides = without_overrides(cls, words)
-        return kept, {"overrides": overrides}
-
-    @classmethod
-    def advice(cls, flag: str) -> str | None:
-        return advice_in_recipes(flag)
 
     def run(self) -> int:
         from bd3lm.commands.shared.models import check_models, one_model

@@ -1,17 +1,39 @@
 """What training commands share: `--any.field value` among their flags, and the stages."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tyro.conf import Suppress
 
 from bd3lm.commands.shared.command import Command, flags_of
 from bd3lm.io.terminal import say
+from bd3lm.words import advice_in_recipes
 
 if TYPE_CHECKING:
     from bd3lm.runs.recipe import Recipe
 
 
-def without_overrides(command: type[Command], words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Split the words: the command's own, and the --any.field value pairs, wherever they stand."""
+@dataclass(frozen=True)
+class RecipeCommand(Command):
+    """A command that trains by a recipe, every field of which is also a flag: --any.field value."""
+
+    overrides: Suppress[tuple[str, ...]] = field(default=(), kw_only=True)
+    """The pairs --any.field value, which tyro does not see."""
+
+    @classmethod
+    def set_aside(cls, words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+        """Split the words: its own flags for tyro, and the pairs --any.field value for `overrides`."""
+        kept, overrides = _without_overrides(cls, words)
+        return kept, {"overrides": overrides}
+
+    @classmethod
+    def advice(cls, flag: str) -> str | None:
+        return advice_in_recipes(flag)
+
+
+def _without_overrides(command: type[Command], words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """The command's own words, and the --any.field value pairs, wherever they stand."""
     flags = flags_of(command)
     opposites = [f"--no-{each.name.removeprefix('--')}" for each in flags if each.has_opposite]
     own = {"--help", *(each.name for each in flags), *opposites}
