@@ -179,7 +179,7 @@ def measure_drafts(
 ) -> dict[str, Any]:
     """The acceptance of a model's drafts on one text (default: its run's own), as a record stored next to the
     run."""
-    from bd3lm.commands.shared.corpora import open_sequences
+    from bd3lm.commands.shared.corpora import open_sequences, settings_of_reading
     from bd3lm.commands.shared.progress import tracked
     from bd3lm.commands.shared.records import keep, new_record, record_name
     from bd3lm.evaluation import measure_acceptance
@@ -212,14 +212,7 @@ def measure_drafts(
             "law": subject.law,
             "masks": drafts.masks,
             "drawn": [{"temperature": t, "top_p": p} for t, p in flags.drawn],
-            "eos_between_documents": text.eos_between_documents,
-            "context": text.rows.context,
-            "batch_size": flags.batch_size,
-            "dtype": subject.dtype,
-            "tokenizer": subject.tokenizer,
-            "limit": flags.sequences,
-            **({"bos_eos": True} if text.bos_eos else {}),
-            **({} if flags.field is None else {"field": flags.field}),
+            **settings_of_reading(text, subject, flags),
         }
         result = {
             "sequences": found[0].sequences,

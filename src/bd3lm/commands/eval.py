@@ -176,7 +176,7 @@ def measure_perplexity(
     console: "Console | None" = None,
 ) -> dict[str, Any]:
     """The perplexity of one model on one text (default: its run's), as a record stored next to the run."""
-    from bd3lm.commands.shared.corpora import open_sequences
+    from bd3lm.commands.shared.corpora import open_sequences, settings_of_reading
     from bd3lm.commands.shared.progress import tracked
     from bd3lm.commands.shared.records import keep, new_record, record_name
     from bd3lm.evaluation import corpus_likelihood
@@ -214,14 +214,7 @@ def measure_perplexity(
                 "lean": subject.lean,
                 "replicates": flags.replicates,
                 "seed": flags.seed,
-                "eos_between_documents": text.eos_between_documents,
-                "context": text.rows.context,
-                "batch_size": flags.batch_size,
-                "dtype": subject.dtype,
-                "tokenizer": subject.tokenizer,
-                "limit": flags.sequences,
-                **({"bos_eos": True} if text.bos_eos else {}),
-                **({} if flags.field is None else {"field": flags.field}),
+                **settings_of_reading(text, subject, flags),
             },
             result={
                 "sequences": found[0].sequences,

@@ -9,6 +9,11 @@ from bd3lm.commands.shared.command import Command
 from bd3lm.commands.shared.flags import DeviceFlag, OptionalFile, named
 
 
+def _is_on(compile: Literal["auto", "on", "off"], device: Any) -> bool:
+    """Whether --compile says so; auto does on a GPU."""
+    return bool(device.type == "cuda") if compile == "auto" else compile == "on"
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Bench:
     """The flags of every benchmark: the model, the device, and the file for the results."""
@@ -48,13 +53,22 @@ class _Bench:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchTrain(_Bench):
-    """Time training steps (forward, backward, clipping, AdamW, EMA) on random tokens."""
+class _BenchNetwork(_Bench):
+    """The flags of benchmarks that run a whole network."""
 
     layers: int = 12
     """Layers of the network."""
     vocabulary: int = 50258
     """Size of the vocabulary."""
+
+    def _network_shape(self, **more: Any) -> Any:
+        return self._shape(layers=self.layers, vocabulary=self.vocabulary, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchTrain(_BenchNetwork):
+    """Time training steps (forward, backward, clipping, AdamW, EMA) on random tokens."""
+
     batch_size: int = 32
     """Texts per batch."""
     dropout: float = 0.1
@@ -84,9 +98,8 @@ class BenchTrain(_Bench):
         from bd3lm.commands.bench.timing import bench_training
 
         options = self._options()
-        on_gpu = options["device"].type == "cuda"
-        compile = on_gpu if self.compile == "auto" else self.compile == "on"
-        shape = self._shape(layers=self.layers, vocabulary=self.vocabulary, dropout=self.dropout)
+        compile = _is_on(self.compile, options["device"])
+        shape = self._network_shape(dropout=self.dropout)
         case = TrainingCase(shape=shape, batch_size=self.batch_size, compile=compile)
         variants = self.variants if self.variants is not None else ("compiled" if compile else "eager",)
         bench_training(case, variants, steps=self.steps, profile=self.profile, **options)
@@ -94,13 +107,9 @@ class BenchTrain(_Bench):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchForward(_Bench):
+class BenchForward(_BenchNetwork):
     """Time only the forward pass of a training step, without backward pass and optimizer."""
 
-    layers: int = 12
-    """Layers of the network."""
-    vocabulary: int = 50258
-    """Size of the vocabulary."""
     batch_size: int = 16
     """Texts per batch. The default is the paper's (Suppl. B.7)."""
     repeats: int = 20
@@ -121,22 +130,17 @@ class BenchForward(_Bench):
         from bd3lm.commands.bench.timing import bench_forward
 
         options = self._options()
-        on_gpu = options["device"].type == "cuda"
-        compile = on_gpu if self.compile == "auto" else self.compile == "on"
-        shape = self._shape(layers=self.layers, vocabulary=self.vocabulary, dropout=0.0)
+        compile = _is_on(self.compile, options["device"])
+        shape = self._network_shape(dropout=0.0)
         case = TrainingCase(shape=shape, batch_size=self.batch_size, compile=compile, ema=False)
         bench_forward(case, self.variants, repeats=self.repeats, **options)
         return 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchSample(_Bench):
+class BenchSample(_BenchNetwork):
     """Time first-hitting sampling of a batch of texts, with random weights."""
 
-    layers: int = 12
-    """Layers of the network."""
-    vocabulary: int = 50258
-    """Size of the vocabulary."""
     batch_size: int = 1
     """Texts per batch."""
     length: int = 512
@@ -171,7 +175,7 @@ class BenchSample(_Bench):
         options = self._options()
         on_gpu = options["device"].type == "cuda"
         case = SamplingCase(
-            shape=self._shape(layers=self.layers, vocabulary=self.vocabulary),
+            shape=self._network_shape(),
             batch_size=self.batch_size,
             length=self.length,
             top_p=self.top_p,

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -155,6 +155,20 @@ def open_sequences(
             )
         number = len(rows) if limit is None else min(limit, len(rows))
         yield Sequences(name, split, rows, number, shards.meta.inputs.eos_between_documents, bos_eos)
+
+
+def settings_of_reading(text: Sequences, subject: "Subject", flags: Any) -> dict[str, Any]:
+    """How a command read a text, for its record: `eval` and `acceptance` say it in the same way."""
+    return {
+        "eos_between_documents": text.eos_between_documents,
+        "context": text.rows.context,
+        "batch_size": flags.batch_size,
+        "dtype": subject.dtype,
+        "tokenizer": subject.tokenizer,
+        "limit": flags.sequences,
+        **({"bos_eos": True} if text.bos_eos else {}),
+        **({} if flags.field is None else {"field": flags.field}),
+    }
 
 
 def _rows(
