@@ -214,7 +214,7 @@ def test_bad_input_is_one_line(model, tasks, tmp_path, capsys):
     for words, message in (
         (["--tasks", "own_chose"], "there is no task 'own_chose', did you mean 'own_choose'?"),
         (["--tasks", "own_choose", "--limit", "0"], "limit must be at least 1, got 0"),
-        (["--tasks", "own_choose", "--num-fewshot", "-1"], "num_fewshot must be at least 0, got -1"),
+        (["--tasks", "own_choose", "--num-fewshot", "-1"], "--num-fewshot must be at least 0, got -1"),
         (
             ["--tasks", "own_choose", "--batch-size", "0"],
             "batch_size must be a whole number from 1 on, got 0",

@@ -106,20 +106,18 @@ class Acceptance(Command):
         from bd3lm.commands.shared.corpora import check_texts
         from bd3lm.commands.shared.models import check_models
         from bd3lm.commands.shared.records import check_new_file
-        from bd3lm.limits import check_temperature
+        from bd3lm.limits import check_counts, check_temperature
 
         check_new_file(self.out)
         if not self.models:
             raise ValueError("models must name at least one run, model folder or hub id, got none")
         check_models(self.models, device=self.device)
-        for name, number in (
-            ("--masks", self.masks),
-            ("--batch-size", self.batch_size),
-            ("--sequences", self.sequences),
-            ("--context", self.context),
-        ):
-            if number is not None and number < 1:
-                raise ValueError(f"{name} must be at least 1, got {number}")
+        check_counts(
+            masks=self.masks,
+            batch_size=self.batch_size,
+            sequences=self.sequences,
+            context=self.context,
+        )
         for temperature in self.temperature:
             check_temperature(temperature, "--temperature")
         for top_p in self.top_p:

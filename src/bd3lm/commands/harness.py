@@ -112,11 +112,11 @@ def run_harness(model: "HarnessLM", flags: Harness, *, console: "Console | None"
 
     console = console or Console()
     include_path = flags.include_path
-    for name, value, least in (("limit", flags.limit, 1), ("num_fewshot", flags.num_fewshot, 0)):
+    for name, value, least in (("--limit", flags.limit, 1), ("--num-fewshot", flags.num_fewshot, 0)):
         if value is not None and value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
     if include_path is not None and not include_path.is_dir():
-        raise ValueError(f"include_path must be a folder of task files, and {include_path} is not one")
+        raise ValueError(f"--include-path must be a folder of task files, and {include_path} is not one")
     manager = TaskManager(include_path=None if include_path is None else str(include_path))
     results: dict[str, Any] = simple_evaluate(
         model=model,

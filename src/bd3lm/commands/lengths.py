@@ -87,11 +87,11 @@ class Lengths(Command):
     def run(self) -> int:
         from bd3lm.commands.shared.records import check_new_file, write_records
         from bd3lm.io.console import Console
+        from bd3lm.limits import check_counts
 
         check_new_file(self.out)
         check_sources(self, for_files=("data", "max_document", "out"))
-        if self.count < 1:
-            raise ValueError(f"count must be at least 1, got {self.count}")
+        check_counts(count=self.count)
 
         from bd3lm.commands.shared.sample_files import open_sources  # this import loads torch
 

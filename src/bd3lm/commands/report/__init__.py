@@ -49,13 +49,12 @@ def make_report(flags: Report, *, console: "Console | None" = None) -> Path:
 
     from bd3lm.interop import check_folder
     from bd3lm.io.console import Console
-    from bd3lm.limits import check_device
+    from bd3lm.limits import check_counts, check_device
 
     console = console or Console(stderr=True)
     if not flags.runs:
         raise ValueError("runs must name at least one run, got none")
-    if flags.samples < 1:
-        raise ValueError(f"samples must be at least 1, got {flags.samples}")
+    check_counts(samples=flags.samples)
     for folder in flags.runs:
         check_folder("runs", folder)
     if flags.device is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bd3lm.commands.shared.records import check_new_file
-from bd3lm.limits import check_alternatives, check_temperature
+from bd3lm.limits import check_alternatives, check_counts, check_temperature
 
 if TYPE_CHECKING:
     from bd3lm.commands.sample import Sample
@@ -57,18 +57,16 @@ def check_numbers(flags: "Sample") -> None:
             f"only one of --length and --max-new-tokens may be given, got {flags.length} and "
             f"{flags.max_new_tokens}"
         )
-    for name, count in (
-        ("--steps", flags.steps),
-        ("--tokens-per-pass", flags.tokens_per_pass),
-        ("--max-new-tokens", flags.max_new_tokens),
-        ("--length", flags.length),
-        ("--top-k", flags.top_k),
-        ("--entropy-window", flags.entropy_window),
-        ("--stride", flags.stride),
-        ("--fills", flags.fills),
-    ):
-        if count is not None and count < 1:
-            raise ValueError(f"{name} must be at least 1, got {count}")
+    check_counts(
+        steps=flags.steps,
+        tokens_per_pass=flags.tokens_per_pass,
+        max_new_tokens=flags.max_new_tokens,
+        length=flags.length,
+        top_k=flags.top_k,
+        entropy_window=flags.entropy_window,
+        stride=flags.stride,
+        fills=flags.fills,
+    )
     check_speculation(flags)
     bias_of(flags.logit_bias)
     if flags.alternatives is not None:
