@@ -42,6 +42,20 @@ def test_every_command_has_help_in_words(name, capsys):
     assert not re.search(r"\bSTR\b|\bPATH\b|\{None|default: (None)?\)|fixed to", printed)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_every_flag_is_described_in_one_piece(name, capsys, monkeypatch):
+    """tyro keeps the line breaks of a docstring below a field, which would end lines in mid-sentence."""
+    monkeypatch.setenv("COLUMNS", "2000")
+    with pytest.raises(SystemExit):
+        main([*name.split(), "--help"])
+    *_, options = re.split(r"^ options *$", capsys.readouterr().out, flags=re.MULTILINE)
+    lines = [line.rstrip() for line in options.splitlines()]
+    names = [line for line in lines if line.startswith("  -")]
+    helps = [line for line in lines if line.startswith("      ")]  # of names too long for the same line
+    described = [line for line in names if re.match(r"  -.*\S {2,}[^ (]", line)]
+    assert len(names) == len(described) + len(helps) > 0
+
+
 @pytest.mark.parametrize(
     ("words", "usage"),
     [
@@ -67,6 +81,7 @@ def test_no_command_shows_them_all(capsys):
     assert ended.value.code == 0
     printed = capsys.readouterr().out
     assert re.findall(r"• (\w+)", printed) == list(every_command())
+    assert len(printed.splitlines()) < 50  # the details are in the help of each
 
 
 @pytest.mark.parametrize(

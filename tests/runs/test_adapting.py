@@ -140,7 +140,7 @@ JOINT = replace(BLOCKS, joint=True)
         (
             config(DrafterMethod(), additions=4),
             "drafter",
-            "--rank must be 4, the rank of the additions that m has",
+            "--rank must be 4, the rank of the additions that m already has",
         ),
         (
             config(ScoreEntropyMethod(), adaln=True, time_conditioning=True),

@@ -118,4 +118,4 @@ def _say_what_it_is(run: "Run", out: Path) -> None:
     else:
         say(f"next: bd3lm sample {out}")
     if method.trains_beside or len(method.laws) > 1:
-        say(f"bd3lm acceptance {out} measures how often its drafts are accepted")
+        say(f"      bd3lm acceptance {out} measures how often its drafts are accepted")
