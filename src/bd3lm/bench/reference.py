@@ -1,9 +1,10 @@
-"""What others reached on one H200 before this project began: 12 x 768, vocabulary 50,258, context 1,024.
+"""Speeds of other software on one H200, measured before this project began: 12 x 768, vocabulary 50,258,
+context 1,024.
 
-Training is with AdamW and clipping inside the step, batch 32; sampling is of 512 tokens, nucleus 0.9. They
-stand beside our figures only on such a card and for such a shape, and beside sampling only where ours is in
-bfloat16 too: Hugging Face's weights were, and the reference sampled in its own mixed precision. Neither the
-scripts that measured them nor their outputs are in this repository ("The baselines" in docs/performance.md).
+Training includes AdamW and clipping in the step, batch 32; sampling writes 512 tokens, nucleus 0.9. Tables
+show these figures only on the same card and for the same shape and, for sampling, only if ours is in bfloat16
+too: Hugging Face's weights were, and the reference sampled in its own mixed precision. Neither the scripts
+that measured them nor their outputs are in this repository ("The baselines" in docs/performance.md).
 """
 
 from bd3lm.bench.sampling import SamplingCase

@@ -1,4 +1,4 @@
-"""A report as Markdown, with its plots as files beside it."""
+"""A report as Markdown, with its plots as separate files."""
 
 import re
 from collections.abc import Iterator

@@ -101,8 +101,8 @@ def clip_parts(report: Report) -> Iterator[Part]:
             "clips",
             plots.clip_ranges(bands, report.labels),
             f"Clip ranges over training. Last: {'; '.join(last)}.",
-            f"The range of mask rates that training draws from{whose}: at first that of the recipe, later "
-            "the one whose loss varies least over blocks, which is searched for again as training goes on. "
+            f"The range of mask rates that training draws from{whose}: at first the recipe's range, later "
+            "the range with the least variance of the loss over blocks, found by repeated searches. "
             f"{_LOGGED}",
         )
 

@@ -81,7 +81,7 @@ class Session:
             "drafts": ("on|off", "show drafts while an answer is written", self._drafts),
             "paste": ("", f"type a message of many lines; {PASTE_END} on a line ends it", self._paste),
             "save": ("FILE", "write the conversation to a new file, as a line of JSON", self._save),
-            "load": ("FILE", "continue the conversation in such a file", self._load),
+            "load": ("FILE", "continue a conversation from such a file", self._load),
             "quit": ("", "quit; so does Ctrl-D", self._quit),
         }
 
