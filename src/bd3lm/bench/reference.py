@@ -1,10 +1,10 @@
-"""Speeds of other software on one H200, measured before this project began: 12 x 768, vocabulary 50,258,
-context 1,024.
+"""Speeds of other software on one H200: 12 x 768, vocabulary 50,258, context 1,024.
 
-Training includes AdamW and clipping in the step, batch 32; sampling writes 512 tokens, nucleus 0.9. Tables
-show these figures only on the same card and for the same shape and, for sampling, only if ours is in bfloat16
-too: Hugging Face's weights were, and the reference sampled in its own mixed precision. Neither the scripts
-that measured them nor their outputs are in this repository ("The baselines" in docs/performance.md).
+They were measured before this project began. Training includes AdamW and clipping in the step, batch 32;
+sampling writes 512 tokens, nucleus 0.9. Tables show these figures only on the same card and for the same
+shape and, for sampling, only if ours is in bfloat16 too: Hugging Face's weights were, and the reference
+sampled in its own mixed precision. Neither the scripts that measured them nor their outputs are in this
+repository ("The baselines" in docs/performance.md).
 """
 
 from bd3lm.bench.sampling import SamplingCase

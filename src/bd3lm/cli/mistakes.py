@@ -1,5 +1,4 @@
-"""Mistakes in a command line as one line: those that tyro accepts silently, and those that it prints as a
-box."""
+"""Reports a mistake in a command line as one line, even if tyro accepts it silently or prints a box."""
 
 import difflib
 import itertools

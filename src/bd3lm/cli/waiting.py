@@ -1,5 +1,4 @@
-"""While torch loads, which takes seconds: print a line on a terminal, and let signals end the process at
-once."""
+"""While torch loads, which takes seconds: prints a line on a terminal, and lets signals end the process."""
 
 import signal
 import sys

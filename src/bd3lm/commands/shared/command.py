@@ -1,4 +1,4 @@
-"""What a command is: a frozen dataclass whose fields are its flags. Also turns a command back into a command
+"""What a command is: a frozen dataclass whose fields are its flags; also turns it back into a command
 line."""
 
 import shlex
