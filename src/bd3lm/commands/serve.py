@@ -33,7 +33,7 @@ class Serve(Command):
     name: Annotated[str | None, named("NAME")] = None
     """Name of the model for clients. Default: the last part of MODEL."""
     host: Annotated[str, named("ADDRESS")] = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 is every address of this machine."""
+    """Address to listen on. Default: 127.0.0.1; 0.0.0.0 is every address of this machine."""
     port: Annotated[int, arg(help="Port to listen on.")] = 8000
     law: LawFlag = None
     seats: int = 32

@@ -372,9 +372,9 @@ def _adapt(outcome: str) -> tuple[Stage, ...]:
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         "demo": Preset(
-            "autoregressive; then from it, in parallel, autoregressive again and block diffusion by counts "
-            "with a next-token loss and the token before masked ones shown, written in an order that leans "
-            "to the left; built-in corpus",
+            "autoregressive; then twice from there: autoregressive again, and block diffusion by counts with "
+            "a next-token loss and the token before masked ones shown, written in an order that leans to the "
+            "left; built-in corpus",
             (
                 Stage("ar", merge(_DEMO, _steps(420), _AR)),
                 Stage("ar_longer", merge(_DEMO, _steps(420), _AR, _FASTER)),

@@ -97,7 +97,7 @@ class Sample(Command):
     """Texts written in parallel. Changes speed and memory, not the texts."""
     steps: StepsFlag = None
     projection: Annotated[str, named("KIND")] = "sampling"
-    """SSD-LM: how logits become almost one-hot vectors: sampling, greedy or multi_hot."""
+    """SSD-LM: how logits become almost one-hot: sampling (default), greedy or multi_hot."""
     remask: OptionalFloat = None
     """With --steps: ReMDM's eta, from 0 to 1. The share of eligible tokens that it masks again."""
     law: LawFlag = None
