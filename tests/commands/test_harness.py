@@ -237,7 +237,7 @@ def test_bad_input_is_one_line(model, tasks, tmp_path, capsys):
         assert error.count("\n") == 1, error
     command = ["harness", str(tmp_path / "model"), "--tasks", "a", "--include-path", str(tmp_path / "none")]
     assert main(command) == 1
-    assert "include_path must be a folder of task files" in capsys.readouterr().err
+    assert "--include-path must be a folder of task files" in capsys.readouterr().err
 
 
 def test_the_yaml_of_the_docs_runs_as_written(model, tmp_path, capsys, monkeypatch):

@@ -510,7 +510,7 @@ def test_progress_is_said_line_by_line(run, capsys):
     shutil.rmtree(run / "block" / "measured")
     assert main(["report", str(run), "--samples", "2", "--device", "cpu"]) == 0
     said = capsys.readouterr().err
-    for words in ("perplexity of held-out text", "variance of the loss", "2 samples", "a film"):
+    for words in ("perplexity of held-out text", "variance of the loss", "2 samples", "an animation"):
         assert re.search(
             rf"^{re.escape(str(run))}/block \(block diffusion, blocks of 4\): {words}", said, re.M
         )
@@ -537,7 +537,7 @@ def test_bad_input_is_one_line(run, tmp_path, capsys, monkeypatch):
         ([str(tmp_path / "nowhere")], "nowhere' here. It must be an existing folder"),
         ([str(run.with_name("dmo"))], f"no folder '{run.with_name('dmo')}' here, did you mean '{run}'? It"),
         ([str(torn)], "metrics.csv must hold the log of a training run, got no rows"),
-        ([str(run), str(run / "ar")], "runs must be different ones"),
+        ([str(run), str(run / "ar")], "runs must be different"),
         ([str(run / "ar"), f"{run}/block/../ar"], f"got {run}/ar and {run}/block/../ar"),
         ([str(run), "--samples", "0"], "samples must be at least 1, got 0"),
         ([str(untrained)], f"runs must hold a trained model, and these have none yet: {untrained}/ar, "),
