@@ -127,7 +127,7 @@ def typed_parts(command: Any) -> tuple[list[str], list[str], list[str]]:
     positional: list[str] = []
     words: list[str] = []
     left_out: list[Flag] = []  # defaults of positional arguments; needed if a later one is given
-    for flag in flags_of(type(command)):
+    for flag in sorted(flags_of(type(command)), key=lambda flag: flag.is_hidden):  # hidden words come last
         value = getattr(command, flag.field)
         if flag.subcommands:
             chosen = next(each for each, kind in flag.subcommands.items() if type(value) is kind)
