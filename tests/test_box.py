@@ -83,7 +83,7 @@ def test_a_revision_is_for_the_hub(box: Path) -> None:
 
 def test_something_here_of_the_same_name_is_not_mistaken_for_it(box: Path, capsys) -> None:
     of_bytes(None).save_pretrained("box")
-    with pytest.raises(ValueError, match=re.escape(f"write ./box for what is here, or {box} for the model")):
+    with pytest.raises(ValueError, match=re.escape(f"use ./box for the local one, or {box} for the model")):
         interop.resolve("box")
     assert interop.resolve("./box") == interop.resolve(Path("box")) == Path("box")
     assert main(["sample"]) == 0  # whoever names no model means none that is here

@@ -42,6 +42,20 @@ def test_every_command_has_help_in_words(name, capsys):
     assert not re.search(r"\bSTR\b|\bPATH\b|\{None|default: (None)?\)|fixed to", printed)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_every_flag_is_described_in_one_piece(name, capsys, monkeypatch):
+    """tyro keeps the line breaks of a docstring below a field, which would end lines in mid-sentence."""
+    monkeypatch.setenv("COLUMNS", "2000")
+    with pytest.raises(SystemExit):
+        main([*name.split(), "--help"])
+    *_, options = re.split(r"^ options *$", capsys.readouterr().out, flags=re.MULTILINE)
+    lines = [line.rstrip() for line in options.splitlines()]
+    names = [line for line in lines if line.startswith("  -")]
+    helps = [line for line in lines if line.startswith("      ")]  # of names too long for the same line
+    described = [line for line in names if re.match(r"  -.*\S {2,}[^ (]", line)]
+    assert len(names) == len(described) + len(helps) > 0
+
+
 @pytest.mark.parametrize(
     ("words", "usage"),
     [
@@ -67,6 +81,7 @@ def test_no_command_shows_them_all(capsys):
     assert ended.value.code == 0
     printed = capsys.readouterr().out
     assert re.findall(r"• (\w+)", printed) == list(every_command())
+    assert len(printed.splitlines()) < 50  # the details are in the help of each
 
 
 @pytest.mark.parametrize(
@@ -161,12 +176,12 @@ def test_a_mistyped_run_is_not_asked_of_the_hub(words, tmp_path, capsys, monkeyp
             torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"),
             "at 2.00 GiB more:",
         ),
-        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"), "out of memory: make"),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"), "out of memory: use"),
         (
             RuntimeError("[enforce fail at x.cpp:1] DefaultCPUAllocator: can't allocate 64 bytes."),
-            "at 64 bytes more: make the batch smaller (--train.micro_batch",
+            "at 64 bytes more: use a smaller batch (--train.micro_batch",
         ),
-        (MemoryError(), "out of memory: make"),
+        (MemoryError(), "out of memory: use"),
     ],
     ids=["torch", "driver", "CPU", "Python"],
 )
@@ -275,7 +290,7 @@ WRONG_AT_ONCE = {
     "sample --length 0": "--length must be at least 1, got 0",
     "sample --device gpu": "--device must be cpu, cuda or cuda:N, got 'gpu'",
     "sample --prompts-from no-file": "--prompts-from no-file could not be read",
-    "sample --template text": "--template must hold a gap",
+    "sample --template text": "--template must contain a gap",
     "sample empty": "folder empty must hold a model.safetensors, got none",
     "eval": "models must name at least one run",
     "eval ./typo": "there is no folder './typo' here",
@@ -291,7 +306,7 @@ WRONG_AT_ONCE = {
     "score box there --lean -1": "--lean must be a number from 0 to 1e6",
     "judge no-samples.jsonl": "there is no file no-samples.jsonl",
     "judge box --count 0": "--count must be at least 1, got 0",
-    "judge box --mauve no-file": "--mauve must be a file of human text, and no-file is none",
+    "judge box --mauve no-file": "--mauve must be a file of human texts, and no-file is not a file",
     "variance box --batches 0": "--batches must be at least 1, got 0",
     "variance box --gradients 1": "--gradients must be 0 or at least 2, got 1",
     "sample --lean -2": "--lean must be a number from 0 to 1e6",
@@ -299,19 +314,19 @@ WRONG_AT_ONCE = {
     "judge typo": "there is no folder 'typo' here",
     "lengths typo": "there is no folder 'typo' here",
     "variance typo": "there is no folder 'typo' here",
-    "report run --out page.html": "--out must be the folder that report.html and report.md go into",
+    "report run --out page.html": "--out must be the folder for report.html and report.md",
     "report typo": "there is no folder 'typo' here",
     "harness typo --tasks any": "there is no folder 'typo' here",
     "convert typo out": "there is no folder 'typo' here",
     "convert box .": "OUT must be a new or empty folder, and . holds empty",
     "train": "a preset or --config must be given",
     "train nopreset": "there is no preset 'nopreset'",
-    "train --config no-file": "config must be a YAML file, got no-file, which does not exist",
+    "train --config no-file": "--config must be a YAML file, and no-file does not exist",
     "train demo --from typo": "there is no folder 'typo' here",
-    "train demo --out run": "run holds a run; give --resume to go on with it",
+    "train demo --out run": "run holds a run already; use --resume to continue it",
     "train demo --out empty --resume": "--resume needs a run to continue, and empty holds none",
     "train --config there": "there must hold a mapping of settings, got NoneType",
-    "train --config tagged.yaml": "tagged.yaml is not YAML: settings have no values of type timestamp",
+    "train --config tagged.yaml": "tagged.yaml is not YAML: settings cannot have values of type timestamp",
     "data prepare no-file out": "no-file is neither a file or folder nor one of pydoc",
 }
 
@@ -349,7 +364,7 @@ WRONG_IN_A_RECIPE = {
     "train demo --bolck.optimizer.lr 1": "bolck: unknown key, did you mean 'block'?",
     "train demo --traim.steps 3": "traim: unknown key, did you mean 'train'?",
     "train demo --lr 3": "lr: unknown key, did you mean 'optimizer.lr'?",
-    "train demo --from box --ar.train.steps 3": "with --from only the stage block is run",
+    "train demo --from box --ar.train.steps 3": "with --from only the stage block runs",
     "train demo --data.path no-data": "data.path must be a folder of token shards, got no-data",
     "train wikipedia-ar": "make it with `bd3lm data prepare ARTICLES data/wikipedia --tokenizer gpt2`",
     "train demo --config wrong.yaml": "preset demo with wrong.yaml (stage ar) has a problem:",

@@ -31,16 +31,21 @@ pytestmark = pytest.mark.sweep(3)
         ),
         (
             "score box x.txt --folder f",
-            "bd3lm: bd3lm score has no option --folder, which is one of bd3lm data prepare and",
+            "bd3lm: bd3lm score has no option --folder; it belongs to bd3lm data prepare and",
         ),
         (
             "score box x.txt --folderr f",
             "bd3lm: bd3lm score has no option --folderr (see bd3lm score --help)",
         ),
-        ("demo --resume", "bd3lm: bd3lm demo has no option --resume, which is one of bd3lm adapt and"),
-        ("bench train --method foo", "bd3lm: invalid choice 'foo' for argument '--method'. Expected one of"),
-        ("sample --length", "bd3lm: missing value for argument '--length'."),
-        ("data prepare", "bd3lm: missing from bd3lm data prepare: SOURCE A file or folder"),
+        ("demo --resume", "bd3lm: bd3lm demo has no option --resume; it belongs to bd3lm adapt and"),
+        ("bench train --method foo", "bd3lm: --method must be one of bd3lm, joint, mdlm, ar, got 'foo'"),
+        ("sample --length", "bd3lm: --length needs a value, got none (see bd3lm sample --help)"),
+        ("data prepare", "bd3lm: bd3lm data prepare needs SOURCE and OUT (see bd3lm data prepare --help)"),
+        (
+            "export box",
+            "bd3lm: bd3lm export needs OUT and --to {huggingface,transformers,sdar,reference} (see bd3lm "
+            "export",
+        ),
         ("judge a --length 5 x", "bd3lm: error parsing --length: Could not find valid parse for arguments"),
     ],
 )
@@ -62,11 +67,11 @@ def test_a_mistake_is_one_line(words: str, said: str, capsys: pytest.CaptureFixt
     [
         (
             "bench train --variants eager --variants dense",
-            "--variants takes several values after one flag, got it 2 times: --variants A B\n",
+            "--variants takes several values after one flag, got the flag 2 times: write --variants A B\n",
         ),
         (
             "zeroshot x --data a --data b --data=c",
-            "--data takes several values after one flag, got it 3 times: --data A B\n",
+            "--data takes several values after one flag, got the flag 3 times: write --data A B\n",
         ),
     ],
 )

@@ -112,7 +112,7 @@ def test_what_is_wrong_is_said(said: Any, complaint: str) -> None:
 
 
 def test_a_kind_is_taken_once() -> None:
-    with pytest.raises(ValueError, match=r"kind 'dot' is taken among shapes by Dot of tests.test_kinds"):
+    with pytest.raises(ValueError, match=r"shape kind 'dot' is already taken by Dot of tests.test_kinds"):
 
         @dataclass(frozen=True)
         class Other(Shape):
@@ -125,7 +125,7 @@ def test_only_a_member_with_a_kind_of_its_own_is_saved() -> None:
     class Heir(Dot):
         pass
 
-    with pytest.raises(ValueError, match=r"Heir must set a kind of its own to be saved"):
+    with pytest.raises(ValueError, match=r"Heir must set its own kind to be saved"):
         plain(Heir())
 
 
@@ -190,7 +190,7 @@ def test_two_files_of_one_name_do_not_replace_each_other(tmp_path: Path) -> None
         (tmp_path / folder / "my_shapes.py").write_text(PLUGIN)
     load_plugin(tmp_path / "a" / "my_shapes.py")
     with pytest.raises(
-        ValueError, match=r"kind 'star' is taken among shapes by Star of bd3lm_plugin_.*_my_shapes"
+        ValueError, match=r"shape kind 'star' is already taken by Star of bd3lm_plugin_.*_my_shapes"
     ):
         load_plugin(tmp_path / "b" / "my_shapes.py")
 
@@ -239,5 +239,7 @@ def test_a_broken_package_keeps_nobody_from_working(monkeypatch: pytest.MonkeyPa
             raise RuntimeError("no driver")
 
     monkeypatch.setattr("bd3lm.kinds.entry_points", lambda group: [Broken()])
-    with pytest.warns(UserWarning, match=r"the plugin broken \(broken_module\) is left out, .*: no driver"):
+    with pytest.warns(
+        UserWarning, match=r"the plugin broken \(broken_module\) is left out because .*: no driver"
+    ):
         load_installed("a.group.of.the.test")

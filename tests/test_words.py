@@ -46,12 +46,12 @@ def test_the_command_and_python_use_the_same_words() -> None:
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("max_length", "say length, which counts the prompt too, or max_new_tokens, which does not"),
-        ("num_return_sequences", "say count"),
-        ("num_beams", "there is no beam search; temperature=0 takes the likeliest token each time"),
-        ("ignore_eos", "say stop_at_eos=False"),
-        ("logprobs", "say alternatives"),
-        ("lean", r"it is of a model: say with_lean\(...\).generate\(...\)"),
+        ("max_length", "use length, which counts the prompt too, or max_new_tokens, which does not"),
+        ("num_return_sequences", "use count"),
+        ("num_beams", "there is no beam search; use temperature=0 to take the most likely token each time"),
+        ("ignore_eos", "use stop_at_eos=False"),
+        ("logprobs", "use alternatives"),
+        ("lean", r"it belongs to the model: use with_lean\(...\).generate\(...\)"),
     ],
 )
 def test_a_keyword_of_another_library_is_answered_with_ours(word: str, said: str) -> None:
@@ -62,17 +62,20 @@ def test_a_keyword_of_another_library_is_answered_with_ours(word: str, said: str
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("sample box a --max-length 9", "say --length, which counts the prompt too, or --max-new-tokens, "),
-        ("sample box a --max_length=9", "say --length, which counts the prompt too, or --max-new-tokens, "),
-        ("sample box a --num-beams 2", "there is no beam search; --temperature 0 takes the likeliest token"),
-        ("sample box a --ignore-eos", "say --no-stop-at-eos (see bd3lm sample --help)"),
-        ("judge box --nucleus 0.5", "say --top-p (see bd3lm judge --help)"),
-        ("score box x.txt --batch 4", "say --batch-size (see bd3lm score --help)"),
-        ("sample box --prompt-file x.txt", "say --prompts-from (see bd3lm sample --help)"),
-        ("sample box --gpu", "say --device cuda (see bd3lm sample --help)"),
-        ("eval box --text x.txt", "say --data (see bd3lm eval --help)"),
-        ("train demo --learning_rate 1e-3", "say --optimizer.lr (see bd3lm train --help)"),
-        ("train demo --epochs=3", "say --train.steps (see bd3lm train --help)"),
+        ("sample box a --max-length 9", "use --length, which counts the prompt too, or --max-new-tokens, "),
+        ("sample box a --max_length=9", "use --length, which counts the prompt too, or --max-new-tokens, "),
+        (
+            "sample box a --num-beams 2",
+            "there is no beam search; use --temperature 0 to take the most likely token",
+        ),
+        ("sample box a --ignore-eos", "use --no-stop-at-eos (see bd3lm sample --help)"),
+        ("judge box --nucleus 0.5", "use --top-p (see bd3lm judge --help)"),
+        ("score box x.txt --batch 4", "use --batch-size (see bd3lm score --help)"),
+        ("sample box --prompt-file x.txt", "use --prompts-from (see bd3lm sample --help)"),
+        ("sample box --gpu", "use --device cuda (see bd3lm sample --help)"),
+        ("eval box --text x.txt", "use --data (see bd3lm eval --help)"),
+        ("train demo --learning_rate 1e-3", "use --optimizer.lr (see bd3lm train --help)"),
+        ("train demo --epochs=3", "use --train.steps (see bd3lm train --help)"),
     ],
 )
 def test_a_flag_of_another_library_is_answered_with_ours(

@@ -1,6 +1,6 @@
 """Block diffusion language models: train them, prove them, sample them fast, compare them honestly.
 
->>> lm = bd3lm.load("box")  # the model that comes with this package; a run, a folder or a hub id are others
+>>> lm = bd3lm.load("box")  # the model that comes with this package; or a run, a folder, a hub id
 >>> print(lm.generate("Once upon a time", max_new_tokens=40)[0])
 """
 

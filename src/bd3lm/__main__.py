@@ -1,6 +1,6 @@
-"""`bd3lm` and `python -m bd3lm`, which is also what torchrun starts: `torchrun -m bd3lm train ...`.
+"""`bd3lm` and `python -m bd3lm`; torchrun uses the latter: `torchrun -m bd3lm train ...`.
 
-What is imported here is small, so that a signal finds somebody to answer it almost from the first moment.
+It imports little, so that a signal handler is in place almost from the start.
 """
 
 import signal
@@ -12,7 +12,7 @@ from bd3lm.io.terminal import printable, say
 
 
 def main() -> int:
-    """The command; Ctrl-C and SIGTERM are one line at any time, while modules are imported too."""
+    """Run the command. Ctrl-C and SIGTERM print one line at any time, even during imports."""
     sys.excepthook = _show
     try:
         with signals_raise():
@@ -25,11 +25,11 @@ def main() -> int:
         return status
     finally:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own end would answer with a traceback
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python itself would exit with a traceback
 
 
 def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """A traceback may quote what a stranger wrote, as a line may."""
+    """A traceback may quote text from a stranger, just as a line may."""
     import traceback
 
     print(printable("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr)

@@ -1,8 +1,8 @@
-"""Random numbers as a function of a counter: the same (seed, position, purpose) is the same number.
+"""Random numbers as a function of a counter: the same (seed, position, purpose) gives the same number.
 
-A sampler that asks for noise this way gives each row its own stream: what a row draws depends neither on the
-batch it sits in nor on how many other rows are still running. The function is SplitMix64 (Steele, Lea and
-Flood): a 64-bit mixing function over a Weyl sequence. int64 arithmetic wraps, so it runs on any device.
+A sampler that draws noise this way gives each row its own stream. The numbers of a row depend neither on the
+rest of the batch nor on how many rows are still running. The function is SplitMix64 (Steele, Lea and Flood):
+a 64-bit mixing function over a Weyl sequence. int64 arithmetic wraps, so it runs on any device.
 """
 
 import hashlib
@@ -12,12 +12,12 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-# Public for the kernel that makes the same numbers where they are used.
+# Public for the kernel that generates the same numbers on the GPU.
 GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15, the golden ratio in 64 bits
 MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
-PURPOSES = 4  # room for as many; more would change every number ever drawn
-MOST_POSITIONS = 2**40  # longer than any text; what is drawn again at a position lies beyond
+PURPOSES = 4  # positions per key; a larger number would change every number ever drawn
+MOST_POSITIONS = 2**40  # longer than any text; positions beyond it are for repeated draws
 
 
 class Purpose(IntEnum):
@@ -30,7 +30,7 @@ class Purpose(IntEnum):
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """Logical shift: int64's own keeps the sign."""
+    """Logical right shift; the shift of int64 keeps the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -50,9 +50,9 @@ def counter_uniform(
 ) -> Tensor:
     """Uniforms (..., entries) in the open interval (0, 1), float64.
 
-    `seed` and `position` are int64 and broadcast to the leading shape; `repeat` counts how often a position
-    has been drawn for before, and may be an int64 tensor that broadcasts with them. The numbers are odd
-    multiples of 2^-53, so neither 0 nor 1 occurs and every one is exact.
+    `seed` and `position` are int64 and broadcast to the leading shape. `repeat` counts earlier draws at the
+    same position; it may be an int64 tensor that broadcasts too. The numbers are odd multiples of 2^-53, so
+    neither 0 nor 1 occurs and every number is exact.
     """
     # The purpose lies in the low bits of the position: two bits hold four.
     word = (position + repeat * MOST_POSITIONS) * PURPOSES + int(purpose)
@@ -62,9 +62,9 @@ def counter_uniform(
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A 63-bit seed for a generator, as a function of what it is for: derive_seed(seed, "masks", step).
+    """A 63-bit seed for a generator, derived from its purpose: derive_seed(seed, "masks", step).
 
-    An integer of numpy's is the number it stands for, though its repr is another.
+    A numpy integer gives the same seed as the Python int of equal value, although its repr differs.
     """
     plain = tuple(
         int(part) if isinstance(part, Integral) and not isinstance(part, int) else part for part in parts

@@ -1,9 +1,9 @@
-"""Families of frozen dataclasses that files and flags tell apart by `kind`, open to members from anywhere.
+"""Families of frozen dataclasses, told apart by `kind` in files and flags; anybody can add members.
 
 A family is a base class: masking rules, noise schedules, unmasking rules, methods. A member is a frozen
-dataclass that sets `kind`. Defining it is enough: a recipe, a saved model and a flag can then name it.
-Packages say which modules define members by the entry point group `bd3lm.plugins`; a file of one's own is
-loaded by name.
+dataclass that sets `kind`. Defining the class is enough: recipes, saved models and flags can then name it.
+Installed packages list modules with members under the entry point group `bd3lm.plugins`; a single file is
+loaded by its name.
 """
 
 import importlib.util
@@ -31,16 +31,16 @@ class Kinded:
     """A member of a family, or the family itself: `class MaskingRule(Kinded, family="masking rule")`."""
 
     kind: ClassVar[str]
-    """What files and flags call it."""
+    """The name in files and flags."""
     family: ClassVar[str]
-    """What errors call the family."""
+    """The name in errors."""
     learned: ClassVar[frozenset[str]] = frozenset()
-    """Fields that a member fills in as it goes: no file says them, and none keeps them."""
+    """Fields that a member computes while it works; files neither contain nor store them."""
     unsaid: ClassVar[frozenset[str]] = frozenset()
-    """Fields that a file leaves out where they have their default: those that came after files were written,
-    which stay as they are."""
+    """Fields that are not written to files while they have their default. They were added after files
+    existed, and those files stay as they are."""
     group: ClassVar[str]
-    """The entry points of installed packages that name modules with members."""
+    """The entry point group under which installed packages list modules with members."""
     _members: ClassVar[dict[str, type[Any]]]
 
     def __init_subclass__(cls, *, family: str | None = None, group: str = PLUGINS, **options: Any) -> None:
@@ -51,8 +51,8 @@ class Kinded:
             before = cls._members.get(cls.kind)
             if before is not None and _place(before) != _place(cls):
                 raise ValueError(
-                    f"kind {cls.kind!r} is taken among {cls.family}s by {before.__qualname__} of "
-                    f"{before.__module__}: give {cls.__qualname__} another"
+                    f"{cls.family} kind {cls.kind!r} is already taken by {before.__qualname__} of "
+                    f"{before.__module__}: give {cls.__qualname__} another kind"
                 )
             cls._members[cls.kind] = cls
 
@@ -64,7 +64,8 @@ class Kinded:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """A member is its dataclass, a family a choice by `kind`, which may stand alone where it says all."""
+        """The schema: a member is its dataclass; a family is a choice by `kind`, which may be the bare kind
+        if that says everything."""
         if "kind" in cls.__dict__:
             return handler(source)
         choices: dict[str, CoreSchema] = {
@@ -77,14 +78,14 @@ class Kinded:
 
 
 def why_unusable(member: type[Any]) -> str | None:
-    """Why nothing can be made of a member, if so."""
+    """Why a member cannot be instantiated, or None."""
     if isabstract(member):
         return f"lacks {', '.join(sorted(member.__abstractmethods__))}"
     return None if is_dataclass(member) else "is no dataclass"
 
 
 def spelt_out(value: Any) -> Any:
-    """A mapping for a kind that stands alone: counts is {"kind": "counts"}."""
+    """A bare kind as a mapping: counts becomes {"kind": "counts"}."""
     return {"kind": value} if isinstance(value, str) else value
 
 
@@ -96,12 +97,12 @@ def _kind_of(value: Any) -> str | None:
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses as values for JSON and YAML; a member without fields is its kind alone."""
+    """Dataclasses as values for JSON and YAML. A member without fields becomes its bare kind."""
     if isinstance(value, Kinded):
         if "kind" not in type(value).__dict__:
             raise ValueError(
-                f"{type(value).__qualname__} must set a kind of its own to be saved, got {value!r}: "
-                f"files know a {value.family} by its kind"
+                f"{type(value).__qualname__} must set its own kind to be saved, got {value!r}: files "
+                f"identify a {value.family} by its kind"
             )
         if not is_dataclass(value):
             raise ValueError(f"{type(value).__qualname__} must be a dataclass to be saved, got {value!r}")
@@ -123,14 +124,14 @@ def plain(value: Any) -> Any:
 
 
 def plugins_of(value: Any) -> dict[str, str]:
-    """Where the members come from that a value holds and bd3lm does not have, by their kinds: what --plugin
-    takes, a file's name or a module."""
+    """Where the members inside a value come from, by kind, unless they are part of bd3lm: a file name or a
+    module, as --plugin takes it."""
     kinds = {each.kind: plugin_of(type(each)) for each in _within(value) if isinstance(each, Kinded)}
     return {kind: plugin for kind, plugin in kinds.items() if plugin is not None}
 
 
 def plugin_of(member: type[Any]) -> str | None:
-    """Where a member comes from, as `plugins_of` says it; None for one of ours."""
+    """Where a member comes from, as in `plugins_of`; None for a member of bd3lm."""
     module = member.__module__
     if module.partition(".")[0] == _OWN:
         return None
@@ -140,7 +141,7 @@ def plugin_of(member: type[Any]) -> str | None:
 
 
 def _within(value: Any) -> Iterator[Any]:
-    """A value and all that it holds."""
+    """A value and everything inside it."""
     yield value
     if is_dataclass(value) and not isinstance(value, type):
         for each in fields(value):
@@ -152,14 +153,16 @@ def _within(value: Any) -> Iterator[Any]:
 
 @cache
 def load_installed(group: str) -> None:
-    """Import what installed packages name in a group of entry points, once. One that is broken is told, and
-    keeps nobody from working without it."""
+    """Import the modules that installed packages list in a group of entry points, once.
+
+    A broken plugin causes a warning and is left out; everything else still works.
+    """
     for entry in entry_points(group=group):
         try:
             entry.load()
         except (Exception, SystemExit) as error:
             warnings.warn(
-                f"the plugin {entry.name} ({entry.value}) is left out, since it could not be imported: "
+                f"the plugin {entry.name} ({entry.value}) is left out because it could not be imported: "
                 f"{type(error).__name__}: {error}",
                 stacklevel=2,
             )
@@ -178,7 +181,7 @@ def load_plugin(source: str | Path) -> None:
     file = str(path.resolve())
     if any(getattr(module, "__file__", None) == file for module in list(sys.modules.values())):
         return
-    name = f"bd3lm_plugin_{sha256(file.encode()).hexdigest()[:12]}_{path.stem}"  # of two files, one each
+    name = f"bd3lm_plugin_{sha256(file.encode()).hexdigest()[:12]}_{path.stem}"  # two files get two modules
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ValueError(f"plugin must be a .py file, got {path}")
@@ -194,7 +197,7 @@ def load_plugin(source: str | Path) -> None:
 
 @contextmanager
 def _explained(plugin: str) -> Iterator[None]:
-    """Whatever a plugin raises as one line."""
+    """Raise anything that goes wrong in a plugin as one line."""
     try:
         yield
     except (Exception, SystemExit) as error:

@@ -1,19 +1,19 @@
-"""What some settings may be, known before torch is there to use them: flags are checked at once."""
+"""Ranges of some settings, checked before torch is loaded, so that a wrong flag is reported at once."""
 
 import re
 from numbers import Integral, Real
 
-_COLDEST, _HOTTEST = 1e-3, 1e3  # where log-probabilities over a temperature surely stay finite
-MOST_ALTERNATIVES = 20  # of a token: as many as OpenAI's clients may ask for
-_MOST_LEAN = 1e6  # far past left to right; lean·(n − 1) stays finite for any block
+_COLDEST, _HOTTEST = 1e-3, 1e3  # within these, log-probabilities divided by a temperature stay finite
+MOST_ALTERNATIVES = 20  # per token: the most that OpenAI's clients may ask for
+_MOST_LEAN = 1e6  # practically left to right; lean·(n − 1) stays finite for any block
 
 
 def check_temperature(temperature: float, name: str = "temperature") -> None:
-    """Refuse a temperature at which probabilities might not be finite; 0 takes the likeliest token."""
+    """Refuse a temperature that might make probabilities infinite; 0 takes the most likely token."""
     if temperature != 0.0 and not _COLDEST <= temperature <= _HOTTEST:
         raise ValueError(
-            f"{name} must lie in [{_COLDEST:g}, {_HOTTEST:g}], so that probabilities stay finite, or be 0, "
-            f"which always takes the likeliest token, got {temperature}"
+            f"{name} must lie in [{_COLDEST:g}, {_HOTTEST:g}], or be 0, which always takes the most likely "
+            f"token, got {temperature}"
         )
 
 
@@ -30,13 +30,13 @@ def check_alternatives(number: int, name: str = "alternatives") -> None:
 
 
 def check_counts(**counts: int | None) -> None:
-    """Refuse flags, by their fields, that count something and are below 1; None is left open."""
+    """Refuse counts below 1; None is not checked. The keywords are the fields of the flags."""
     for field, count in counts.items():
         if count is not None and count < 1:
             raise ValueError(f"--{field.replace('_', '-')} must be at least 1, got {count}")
 
 
 def check_device(device: str, name: str = "device") -> None:
-    """Refuse what names no kind of device that bd3lm runs on; whether it is there only torch knows."""
+    """Refuse a name that is no kind of device bd3lm supports. Only torch knows whether the device exists."""
     if re.fullmatch(r"(cpu|cuda)(:\d{1,3})?", device) is None:
         raise ValueError(f"{name} must be cpu, cuda or cuda:N, got {device!r}")

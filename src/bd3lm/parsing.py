@@ -1,7 +1,7 @@
-"""From plain values to dataclasses: what files, flags and presets say, checked as a whole.
+"""From plain values to dataclasses: settings from files, flags and presets, checked as a whole.
 
-Plain values come from files that people write by hand, so all that is wrong is said at once, with the nearest
-valid name for a misspelt one.
+People write these files by hand, so one error lists every mistake and suggests the nearest valid name for a
+misspelled one.
 """
 
 import difflib
@@ -19,27 +19,27 @@ from bd3lm.kinds import Kinded, spelt_out, why_unusable
 T = TypeVar("T")
 
 _MOST_SHOWN = 100  # characters of a value or a key in an error
-_MOST_PROBLEMS = 25  # that an error lists
-_MOST_SAID = 1000  # characters of what a dataclass says of itself
+_MOST_PROBLEMS = 25  # problems listed in one error
+_MOST_SAID = 1000  # characters of a dataclass's own message
 
 
 class SettingsError(ValueError):
-    """All that is wrong with some settings, and which of their keys nothing takes."""
+    """Everything that is wrong with some settings, and the keys that no field takes."""
 
     def __init__(self, message: str, unknown_keys: Collection[str]) -> None:
         super().__init__(message)
         self.unknown_keys = frozenset(unknown_keys)
-        """With dots, from the outermost: method.maskng."""
+        """Dotted, from the outermost: method.maskng."""
 
 
 def parse(
     kind: type[T], data: Mapping[str, Any], *, where: str, plugins: Mapping[str, str] | None = None
 ) -> T:
-    """A dataclass from plain values, nested ones included; one SettingsError says all that is wrong.
+    """Make a dataclass, nested ones included, from plain values; one SettingsError lists all mistakes.
 
-    A field may be a dataclass, a family of which `kind` names a member, or None. A dataclass with a class
-    method `types_for` says the types of fields that depend on what other fields hold. `plugins` says where
-    kinds come from that may be missing here.
+    A field may be a dataclass, a member of a family chosen by `kind`, or None. A dataclass may have a class
+    method `types_for` that gives the types of fields that depend on other fields. `plugins` says which plugin
+    defines a kind that may be missing here.
     """
     found = list(islice(_key_problems(kind, data, "", plugins or {}), _MOST_PROBLEMS))
     problems = [f"{problem.place}: {problem.what}" for problem in found]
@@ -68,21 +68,21 @@ def parse(
 
 
 def with_plugins(kind: type[T], data: Any, *, where: str) -> T:
-    """`parse` for what may say, under `plugins`, of which file or module a kind is."""
+    """`parse` for settings that may name, under `plugins`, the file or module of each kind."""
     plugins = data.get("plugins") if isinstance(data, Mapping) else None
     if plugins is None:
         return parse(kind, data, where=where)
     if not isinstance(plugins, Mapping) or not all(isinstance(each, str) for each in plugins.values()):
         raise ValueError(
-            f"{where}: plugins must say for each kind its file or module, as a run writes it, got "
-            f"{shown(plugins)}; to load a plugin give --plugin"
+            f"{where}: plugins must map each kind to its file or module, as a run writes it, got "
+            f"{shown(plugins)}; to load a plugin use --plugin"
         )
     rest = {key: value for key, value in data.items() if key != "plugins"}
     return parse(kind, rest, where=where, plugins=plugins)
 
 
 def types_of(kind: Any, value: object) -> list[Any]:
-    """The dataclasses that a field of some type may hold, given what is said of it."""
+    """The dataclasses that a field of this type may hold, given its value."""
     kinds = [each for each in (get_args(kind) if isinstance(kind, UnionType) else (kind,)) if is_class(each)]
     chosen: list[Any] = []
     for each in kinds:
@@ -101,12 +101,12 @@ def is_class(kind: Any) -> bool:
 
 
 def is_family(kind: Any) -> bool:
-    """Whether a type is a family, of which `kind` names a member."""
+    """Whether a type is a family, whose members `kind` selects."""
     return isinstance(kind, type) and issubclass(kind, Kinded) and "kind" not in kind.__dict__
 
 
 def hints_of(kind: Any, data: object) -> dict[str, Any]:
-    """The types of a dataclass's fields, those included that depend on other fields."""
+    """The types of a dataclass's fields, including fields that depend on others."""
     hints = get_type_hints(kind)
     names = {each.name for each in fields(kind)}
     said = {
@@ -126,13 +126,13 @@ def _details(error: ValidationError) -> list[dict[str, Any]]:
 
 
 def did_you_mean(word: object, options: Collection[str]) -> str:
-    """A question with the nearest of the options, or nothing when none is near."""
+    """A hint with the nearest option, or an empty text if none is near."""
     near = difflib.get_close_matches(str(word), options, n=1)
     return f", did you mean {near[0]!r}?" if near else ""
 
 
 def did_you_mean_deeper(key: str, kind: Any, data: object) -> str:
-    """A question with the place, one level down, at which a dataclass has such a key; or nothing."""
+    """A hint with the nested dataclass that has this key, one level down; or an empty text."""
     return _deeper(key, hints_of(kind, data), data)
 
 
@@ -145,7 +145,7 @@ def _deeper(key: str, hints: Mapping[str, Any], data: object) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as an error shows it, short however large it is or deeply nested."""
+    """A value for an error message, kept short however large or deeply nested it is."""
     try:
         text = repr(value)
     except RecursionError:
@@ -154,13 +154,13 @@ def shown(value: object) -> str:
 
 
 def named(key: object) -> str:
-    """A key as an error names it: as it stands, or as a value where it is long or cannot all be seen."""
+    """A key for an error message: as it is, or as a value if it is long or not printable."""
     text = str(key)
     return text if len(text) <= _MOST_SHOWN and text.isprintable() else shown(key)
 
 
 def raise_problems(problems: Iterator[str]) -> None:
-    """Raise one ValueError with all the problems, if there are any."""
+    """Raise one ValueError with all problems, if there are any."""
     if found := list(problems):
         raise ValueError("; ".join(found))
 
@@ -174,7 +174,7 @@ class _Problem(NamedTuple):
 
 
 def _key_problems(kind: Any, data: object, path: str, plugins: Mapping[str, Any]) -> Iterator[_Problem]:
-    """Keys that no field takes and unknown kinds, about which pydantic says nothing or too little."""
+    """Unknown keys and unknown kinds: pydantic says nothing about them, or too little."""
     families = [each for each in (get_args(kind) or (kind,)) if is_family(each)]
     for family in families:
         said, members = spelt_out(data), family.members()
@@ -214,7 +214,7 @@ def _key_problems(kind: Any, data: object, path: str, plugins: Mapping[str, Any]
 
 
 def _number_problems(kind: Any, value: object, place: str) -> Iterator[_Problem]:
-    """Values that may not be the number they look like: pydantic takes true for 1, and octal 010 for 10."""
+    """Values that look like another number: pydantic takes true for 1, and octal 010 for 10."""
     if not any(member in (int, float) for member in get_args(kind) or (kind,)):
         return
     for each in value if isinstance(value, list | tuple) else (value,):
@@ -224,7 +224,7 @@ def _number_problems(kind: Any, value: object, place: str) -> Iterator[_Problem]
 
 
 def _told(error: Mapping[str, Any]) -> bool:
-    """Whether `_key_problems` has said it better: a mapping whose `kind` is missing or unknown."""
+    """Whether `_key_problems` reports it better: a mapping with a missing or unknown `kind`."""
     return error["type"] in ("union_tag_invalid", "union_tag_not_found") and isinstance(
         error["input"], Mapping
     )
@@ -260,7 +260,7 @@ _BRACES = re.compile(r"\{\{|\}\}|\{(\d+)\}|[{}]")
 
 
 def template_parts(template: str, argument: str) -> list[str | int]:
-    """The parts of "The {3} sat.", where {3} is a gap of 3 tokens, and {{ and }} are braces."""
+    """Split "The {3} sat." into parts. {3} is a gap of 3 tokens; {{ and }} are braces."""
     parts: list[str | int] = []
     text, place = "", 0
     for found in _BRACES.finditer(template):
@@ -269,8 +269,8 @@ def template_parts(template: str, argument: str) -> list[str | int]:
             text += found[0][0]
         elif found[1] is None or int(found[1]) < 1:
             raise ValueError(
-                f"{argument}: a gap is a number of tokens from 1 on in braces, such as {{3}}, and braces "
-                f"themselves are {{{{ and }}}}, got {found[0]!r} in {template!r}"
+                f"{argument}: a gap is a number of tokens, at least 1, in braces, such as {{3}}; a literal "
+                f"brace is written {{{{ or }}}}; got {found[0]!r} in {template!r}"
             )
         else:
             parts += [*([text] if text else []), int(found[1])]
@@ -278,6 +278,7 @@ def template_parts(template: str, argument: str) -> list[str | int]:
     text += template[place:]
     if not parts:
         raise ValueError(
-            f"{argument} must hold a gap, such as {{3}}, got {template!r}; a text to continue is a prompt"
+            f"{argument} must contain a gap, such as {{3}}, got {template!r}; to continue a text, pass it as "
+            "a prompt"
         )
     return [*parts, *([text] if text else [])]

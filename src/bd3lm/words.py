@@ -1,7 +1,8 @@
-"""What other libraries call our settings, flags and commands, and what is to be said here instead.
+"""Names from other libraries for our settings, flags and commands, and what to use instead.
 
-A user of transformers, vLLM or LLaDA types `max_length` or `--num-beams`. The nearest name of ours is often
-another thing, so that a guess by spelling would mislead. Nothing is imported here: a command says it at once.
+A user of transformers, vLLM or LLaDA types `max_length` or `--num-beams`. The most similar name here often
+means something else, so a suggestion by spelling would mislead. This module imports nothing, so the answer
+comes at once.
 """
 
 import re
@@ -10,22 +11,23 @@ from types import MappingProxyType
 
 _OURS = re.compile(r"\{(\w+)(?:=(\w+))?\}")
 
-_SAYS = "say {%s}"
-_DRAWN = "texts are drawn from the model unless {temperature=0} takes the likeliest token"
-_NO_SEARCH = "there is no beam search; {temperature=0} takes the likeliest token each time"
-_NO_PENALTY = "there are no penalties; {entropy_floor} ends texts that repeat themselves"
-_NO_CUT = "the likeliest tokens are kept by {top_p} or {top_k}"
+_SAYS = "use {%s}"
+_DRAWN = "texts are sampled from the model; use {temperature=0} to take the most likely token"
+_NO_SEARCH = "there is no beam search; use {temperature=0} to take the most likely token each time"
+_NO_PENALTY = "there are no penalties; use {entropy_floor} to end texts that repeat themselves"
+_NO_CUT = "use {top_p} or {top_k} to keep only the most likely tokens"
 _NO_LEAST = (
-    "a text ends at the end token or at {length}; {stop_at_eos=False} takes no notice of the end token"
+    "there is no minimum: a text ends at the end token or at {length}; use {stop_at_eos=False} to ignore the "
+    "end token"
 )
-_NO_PADDING = "texts of different lengths need no padding; {length} is the most that one may have"
-_PROMPTS = "prompts come first and need no name; {max_new_tokens} says how many tokens may follow them"
+_NO_PADDING = "texts of different lengths need no padding; {length} is the maximum length"
+_PROMPTS = "pass prompts first, without a name; {max_new_tokens} limits the tokens after them"
 
 _ADVICE: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(
             ("max_length", "max_len", "total_length"),
-            "say {length}, which counts the prompt too, or {max_new_tokens}, which does not",
+            "use {length}, which counts the prompt too, or {max_new_tokens}, which does not",
         ),
         **dict.fromkeys(
             ("max_tokens", "max_gen_toks", "max_gen_len", "gen_length", "new_tokens", "num_tokens"),
@@ -73,11 +75,11 @@ _ADVICE: Mapping[str, str] = MappingProxyType(
             _SAYS % "steps",
         ),
         **dict.fromkeys(("threshold", "confidence_threshold"), _SAYS % "confidence"),
-        **dict.fromkeys(("eta", "remasking"), "say {remask}, a share, together with {steps}"),
+        **dict.fromkeys(("eta", "remasking"), "use {remask}, a share, together with {steps}"),
         **dict.fromkeys(
             ("block_length", "block_size"),
-            "a model writes the blocks that it was trained with; {tokens_per_pass} says how many tokens are "
-            "revealed at once",
+            "a model writes blocks of the size it was trained with; {tokens_per_pass} sets how many tokens "
+            "are revealed at once",
         ),
         **dict.fromkeys(("prompt", "text", "texts", "inputs", "input_ids"), _PROMPTS),
     }
@@ -98,7 +100,7 @@ _OF_FLAGS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("limit", "max_samples", "num_samples"), _SAYS % "sequences"),
     }
 )
-"""Words for what only commands have."""
+"""For flags that only commands have."""
 
 _OF_RECIPES: Mapping[str, str] = MappingProxyType(
     {
@@ -130,7 +132,7 @@ _OF_RECIPES: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("model", "checkpoint", "model_name_or_path", "init_from"), "from"),
     }
 )
-"""The flags of `bd3lm train` for what other trainers call otherwise."""
+"""Flags of other trainers, and the flag of `bd3lm train` that does the same."""
 
 _OF_COMMANDS: Mapping[str, str] = MappingProxyType(
     {
@@ -152,29 +154,30 @@ _OF_COMMANDS: Mapping[str, str] = MappingProxyType(
 
 _OF_PYTHON: Mapping[str, str] = MappingProxyType(
     {
-        **dict.fromkeys(("streamer", "stream"), "call stream(...) in place of generate(...)"),
-        "lean": "it is of a model: say with_lean(...).generate(...)",
+        **dict.fromkeys(("streamer", "stream"), "use stream(...) instead of generate(...)"),
+        "lean": "it belongs to the model: use with_lean(...).generate(...)",
         **dict.fromkeys(
-            ("device", "dtype", "torch_dtype"), "it is of a model: say bd3lm.load(..., device=..., dtype=...)"
+            ("device", "dtype", "torch_dtype"),
+            "it belongs to the model: use bd3lm.load(..., device=..., dtype=...)",
         ),
     }
 )
 
 
 def settings_in(advice: str) -> set[str]:
-    """The settings of ours that an advice names."""
+    """Our settings that a piece of advice names."""
     return {found[1] for found in _OURS.finditer(advice)}
 
 
 def advice_in_python(word: str) -> str | None:
-    """What to say for a keyword of another library; None where nothing is known of it."""
+    """Advice for a keyword of another library; None if it is unknown."""
     if word in _ADVICE:
         return _spelt(_ADVICE[word], lambda name, value: name if value is None else f"{name}={value}")
     return _OF_PYTHON.get(word)
 
 
 def advice_in_flags(flag: str, known: set[str]) -> str | None:
-    """The same for a flag such as --max-length; None, too, where the command does not have ours."""
+    """The same for a flag such as --max-length; None also if the command lacks our flag."""
     word = flag.removeprefix("--").replace("-", "_")
     for advices in (_ADVICE, _OF_FLAGS):
         if word in advices and settings_in(advices[word]) <= known:
@@ -183,13 +186,13 @@ def advice_in_flags(flag: str, known: set[str]) -> str | None:
 
 
 def advice_in_recipes(flag: str) -> str | None:
-    """What to say for a flag of other trainers; None where nothing is known of it."""
+    """Advice for a flag of other trainers; None if it is unknown."""
     field = _OF_RECIPES.get(flag.removeprefix("--").replace("-", "_"))
-    return None if field is None else f"say --{field}"
+    return None if field is None else f"use --{field}"
 
 
 def command_for(word: str) -> str | None:
-    """The command, or the flag, that does what this word asks for in other programs."""
+    """Our command or flag that does what this command of other programs does."""
     return _OF_COMMANDS.get(word)
 
 

@@ -380,14 +380,14 @@ def test_what_a_killed_run_left_is_gone_when_it_is_taken_up(run: Trained) -> Non
 
 def test_nothing_is_removed_of_a_run_that_somebody_trains(run: Trained) -> None:
     litter(run.out)
-    with only_writer(run.out), pytest.raises(ValueError, match="is being trained into by another process"):
+    with only_writer(run.out), pytest.raises(ValueError, match="another process is training in"):
         train_stages([("run", run.recipe)], run.out, resume=True, console=Console(quiet=True))
     assert all((run.out / name).exists() for name in (*LEFT, *OTHERS))
 
 
 def test_nothing_is_removed_where_the_command_is_refused(run: Trained) -> None:
     litter(run.out)
-    with pytest.raises(ValueError, match="give --resume to go on"):
+    with pytest.raises(ValueError, match="use --resume to continue"):
         train_stages([("run", run.recipe)], run.out, console=Console(quiet=True))
     assert all((run.out / name).exists() for name in (*LEFT, *OTHERS))
 

@@ -350,7 +350,7 @@ def test_a_run_ends_in_a_line_when_a_shard_is_damaged_under_it(
     with monkeypatch.context() as patch:
         at_step(patch, 3, lambda: damage(shards / "train-00000.bin"))
         line = fails(capsys, *words)
-    assert re.search(r"train-00000\.bin is damaged: .*; it was whole when it was opened; prepare", line)
+    assert re.search(r"train-00000\.bin is damaged: .*; it was intact when it was opened; prepare", line)
     prepared(tmp_path / "shards")
     assert main([*words, "--resume"]) == 0
 
@@ -398,7 +398,7 @@ def test_everything_that_is_damaged_is_named(copy: Path, capsys: Capture) -> Non
     status, out, err = verified(copy, capsys)
     files = len(list(copy.glob("*.bin"))) + 2
     assert status == 1
-    assert err == f"bd3lm: {copy} is not whole: 4 of {files} checks failed\n"
+    assert err == f"bd3lm: {copy} is damaged: 4 of {files} checks failed\n"
     for said in (
         "train-00001.bin is damaged: its sha256 is",
         "train-00002.bin is missing",
@@ -504,7 +504,7 @@ def test_no_document_takes_much_memory_however_well_it_is_packed(tmp_path: Path)
     tasks += [f"={path}" for path in large_parquet(tmp_path)]
     for task, said in zip(tasks, refused(*tasks), strict=True):
         name = Path(task.partition("=")[2]).name
-        assert re.search(rf"/{name}, {_TOO_LONG} 10,000,000 characters, the most that a document", said), task
+        assert re.search(rf"/{name}, {_TOO_LONG} 10,000,000 characters, the limit for a document", said), task
 
 
 def large_parquet(folder: Path) -> list[Path]:
@@ -528,7 +528,7 @@ def test_neither_do_samples_and_prompts(tmp_path: Path) -> None:
     )
     assert re.search(f"large.jsonl, {_TOO_LONG} 10,000,000 characters", samples)
     assert "prompts of at most 10,000,000 characters, and /dev/zero, line 1, is longer" in endless
-    assert "must have at most 1,000,000 lines, of 100,000,000 characters together" in many
+    assert "must have at most 1,000,000 lines, with 100,000,000 characters in total" in many
     assert "many.txt has more at line 1,000,001" in many
 
 
@@ -563,8 +563,8 @@ def test_the_line_names_the_file_the_line_and_the_flag(
     meant = {"FILE": long_text(tmp_path, name), "MODEL": model, "OUT": str(tmp_path / "out")}
     line = fails(capsys, *(meant.get(word, word) for word in words), "--max-document", "9")
     assert f"{meant['FILE']}, " in line
-    assert "line 1, is longer than 9 characters, the most that a document may have" in line
-    assert "--max-document allows more" in line
+    assert "line 1, is longer than 9 characters, the limit for a document" in line
+    assert "--max-document can allow more" in line
 
 
 def test_what_is_measured_on_says_how_to_prepare_it(
@@ -573,7 +573,7 @@ def test_what_is_measured_on_says_how_to_prepare_it(
     monkeypatch.setattr("bd3lm.io.reading.MAX_DOCUMENT", 9)
     line = fails(capsys, "eval", model, "--data", long_text(tmp_path, "a.jsonl"))
     assert "a.jsonl, line 1, is longer than 9 characters" in line
-    assert "`bd3lm data prepare --max-document` allows more" in line
+    assert "`bd3lm data prepare --max-document`, which can allow more" in line
 
 
 def test_a_limit_of_nothing_is_refused(tmp_path: Path, capsys: Capture) -> None:

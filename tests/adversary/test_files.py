@@ -80,7 +80,7 @@ def test_what_is_no_file_is_not_waited_for(name: str, how: str, run: Path, capfd
 
 def test_a_pipe_is_read_where_a_user_names_it(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match=r"this is no regular file: '.*pipe'"):
+    with pytest.raises(OSError, match=r"it is not a regular file: '.*pipe'"):
         read_text(tmp_path / "pipe", most=10)
     if not os.fork():
         (tmp_path / "pipe").write_text("abc")
@@ -143,7 +143,7 @@ def test_a_report_that_cannot_be_written_is_not_measured_for(
     monkeypatch.setattr(records, "why_not_writable", lambda folder: "Read-only file system")
     monkeypatch.setattr("bd3lm.commands.report.measuring.measure_missing", None)
     line = fails(capsys, "report", str(run), "--device", "cpu")
-    assert f"--out must be a folder that can be written to, and {run} cannot: Read-only file system" in line
+    assert f"--out must be a writable folder, and {run} is not: Read-only file system" in line
 
 
 @pytest.mark.parametrize("command", ["train", "adapt", "adapt --own", "prepare"])
@@ -163,7 +163,7 @@ def test_a_folder_that_cannot_be_made_is_named_with_its_flag(
         "prepare": ["data", "prepare", text, where, "--tokenizer", "bytes"],
     }[command]
     line = fails(capsys, *words)
-    assert f"out must be a folder that can be made, got {where}" in line
+    assert f"out must be a folder that can be created, got {where}" in line
     assert line.rstrip().endswith((why, "Not a directory"))
 
 
@@ -211,7 +211,7 @@ def test_a_line_that_does_not_fit_says_where_and_that_the_rest_is_kept(tmp_path:
     with open("/dev/full", "ab", buffering=0) as full:
         partial = Partial(tmp_path / "out.jsonl", full)
         with pytest.raises(
-            OSError, match=r"the disk is full; what is finished is kept: .*run the same command"
+            OSError, match=r"the disk is full; finished files are safe: .*run the same command"
         ):
             partial.write("{}")
 

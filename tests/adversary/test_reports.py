@@ -261,8 +261,8 @@ def line(run: Path, capsys: pytest.CaptureFixture[str]) -> str:
     ("row", "said"),
     [
         ("1," + "9" * 140_000, "must be the log of a training run, as CSV: field larger than field limit"),
-        ("0,64,3.0", "must have in each row a step, from 1 on, and the tokens seen until then"),
-        ("7,,3.0", "must have in each row a step, from 1 on, and the tokens seen until then"),
+        ("0,64,3.0", "must have in each row a step, from 1 on, and the tokens seen so far"),
+        ("7,,3.0", "must have in each row a step, from 1 on, and the tokens seen so far"),
         (f"7,64,{MARK}", "must hold numbers, got train_nats '<script>"),
     ],
 )
@@ -339,7 +339,7 @@ def test_a_measurement_of_another_form_is_named(kind, place, value, said, run, c
 def test_a_measured_file_that_is_no_json_is_named(text, run, capsys):
     file = run / "block" / "measured" / "more.json"
     file.write_text(text, encoding="utf-8")
-    assert f"bd3lm: {file} must be JSON, as measurements are kept, and is not: " in line(run, capsys)
+    assert f"bd3lm: {file} must be JSON, as measurements are stored, and is not: " in line(run, capsys)
 
 
 @pytest.mark.parametrize("name", [MARK.replace("/", "\\"), "a\x1b[31m\x07b", "`<b>`|*x*\n# y", "\u202etxt"])

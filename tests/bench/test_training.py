@@ -86,7 +86,7 @@ def test_objectives_are_those_of_the_methods():
 )
 def test_two_passes_where_there_is_one_are_refused(shape, title):
     """They would be the same step, timed twice."""
-    with pytest.raises(ValueError, match=f"two passes need a clean text .* which {title} has not"):
+    with pytest.raises(ValueError, match=f"two passes need a clean text .* and {title} has none"):
         TrainingCase(shape=Shape(**SHAPE | shape), algorithm="two_pass")
 
 

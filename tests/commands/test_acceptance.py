@@ -183,8 +183,8 @@ def test_what_is_typed_is_what_is_measured(tmp_path, capsys):
         (joint(), ["--temperature", "1", "1e4"], "--temperature must lie in [0.001, 1000]"),
         (joint(), ["--top-p", "0"], "--top-p must lie in (0, 1], got 0.0"),
         (joint(), ["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
-        (joint(), ["--field", "body", "--data", "pydoc"], "--field is for text in files"),
-        (joint(), [], "is no training run, so its data is not known: say which with --data"),
+        (joint(), ["--field", "body", "--data", "pydoc"], "--field is for text files"),
+        (joint(), [], "is not a training run, so its data is unknown: name the data with --data"),
     ],
 )
 def test_what_cannot_be_measured_is_one_line(model, words, said, tmp_path, capsys):

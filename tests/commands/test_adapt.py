@@ -97,16 +97,18 @@ def test_what_is_said_at_the_end(base, shards, tmp_path, capsys):
     assert main(["adapt", str(base), *DRAFTER, "--aim", "soft", *words]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert f"wrote {tmp_path / 'run' / 'model'}" in said
-    assert f"it writes under the causal law, which is that of {base} to the bit" in said
+    assert f"it writes under the causal law, which is exactly that of {base}" in said
     run = tmp_path / "run"
-    assert f"next: bd3lm sample {run} bd3lm acceptance {run}, how often its drafts are accepted" in said
+    assert (
+        f"next: bd3lm sample {run} bd3lm acceptance {run} measures how often its drafts are accepted" in said
+    )
     assert main(["acceptance", str(run), "--temperature", "1"]) == 0
 
 
 def test_a_joint_model_has_two_laws_of_which_the_causal_is_its_own(base, shards, tmp_path, capsys):
     out = tmp_path / "run"
     assert main(["adapt", str(base), "--to", "joint", "--data", str(shards), "--out", str(out), *FEW]) == 0
-    assert "it writes under the causal law, and has the block law too" in capsys.readouterr().out
+    assert "it writes under the causal law, and also has the block law" in capsys.readouterr().out
     model = LanguageModel.from_pretrained(out, device="cpu")
     assert (model.law, model.record.method.laws) == ("causal", ("block", "causal"))
     assert main(["sample", str(out), "al", "--max-new-tokens", "4"]) == 0
@@ -236,7 +238,7 @@ def test_the_recipes_and_the_memory_are_shown(base, tmp_path, monkeypatch, capsy
     assert found["soft"]["data"]["context"] == 16
     first = shown.splitlines()[0]
     assert first.startswith("# soft: at least 0.00 GiB before activations (weights ")
-    assert first.endswith(" of 12,866 numbers 1,152 learn")
+    assert first.endswith("; 1,152 of 12,866 parameters are trained")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -250,14 +252,18 @@ def test_its_flags_are_its_own_and_others_overrides():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("", "MODEL must be given, or --resume and the --out of a run"),
+        ("", "MODEL must be given, or --resume with the --out of a run"),
         ("AR", "--to must be given: drafter, joint or block"),
-        ("AR --to drafter", "there is no text to train on: give --data FOLDER, --text FILE ... or --own"),
+        (
+            "AR --to drafter",
+            "there is no text to train on: give --data FOLDER, --text FILE ... or, to let the model write "
+            "it, --own",
+        ),
         ("nowhere --to drafter --own", "there is no folder 'nowhere' here"),
         ("AR --to drafter --own --rank 0", "--rank must be at least 1, got 0"),
         ("AR --to drafter --own --rank 17", "additions must be a rank up to hidden 16"),
         ("AR --to drafter --own --masks 17", "--masks must be at most the 16 tokens"),
-        ("AR --to drafter --own --block-size 4", "--block-size is for --to joint or block"),
+        ("AR --to drafter --own --block-size 4", "--block-size needs --to joint or block"),
         ("AR --to joint --own --block-size 32", "--block-size must be at most the 16 tokens"),
         (
             "AR --to joint --data nowhere",
@@ -267,26 +273,29 @@ def test_its_flags_are_its_own_and_others_overrides():
             "AR --to joint --text nowhere",
             "--text must be files or folders of text, and nowhere does not exist",
         ),
-        ("AR --to joint --data SHARDS --own", "--data is text that is prepared already, got --own too"),
-        ("AR --to joint --data SHARDS --only-text", "--only-text is for --text and --own"),
-        ("AR --to joint --data SHARDS --own-texts 4", "--own-texts is for --own, got 4 without it"),
+        (
+            "AR --to joint --data SHARDS --own",
+            "--data is text that is already tokenized, and --own is given too",
+        ),
+        ("AR --to joint --data SHARDS --only-text", "--only-text needs --text or --own"),
+        ("AR --to joint --data SHARDS --own-texts 4", "--own-texts needs --own, got 4 without it"),
         ("AR --to joint --own --own-texts 1", "--own-texts must be at least 2, got 1"),
         ("AR --to joint --own --own-top-p 0", "--own-top-p must lie in (0, 1], got 0"),
         ("AR --to joint --own --own-temperature -1", "--own-temperature must lie in "),
         ("AR --to joint --own --own-prompts nowhere", "--own-prompts nowhere could not be read"),
         ("AR --to joint --data SHARDS --device gpu", "--device must be cpu, cuda or cuda:N"),
-        ("AR --to joint --data SHARDS --start_from x", "--start_from is MODEL here"),
-        ("AR --to joint --data SHARDS --data.path x", "--data.path is --data here"),
+        ("AR --to joint --data SHARDS --start_from x", "--start_from is MODEL in this command"),
+        ("AR --to joint --data SHARDS --data.path x", "--data.path is --data in this command"),
         ("AR --to joint --data SHARDS --train.stepz 3", "train.stepz: unknown key, did you mean 'steps'?"),
         ("AR --to block --data SHARDS --soft.train.steps 3", "soft: unknown key"),
         ("AR --to block --data SHARDS --method.law causal", "law must be block, got 'causal'"),
-        ("AR --to drafter --data OTHER --rank 4 --masks 2", "has a tokenizer of its own, and "),
-        ("BLOCKS --to drafter --own", "a drafter needs a model that writes token after token"),
-        ("DRAFTER --to block --own", "has no weights of its own to be trained, only additions to those of"),
-        ("DRAFTER --to drafter --own --rank 3", "--rank must be 4, that of the additions that "),
-        ("--to drafter --resume --out nowhere", "--to is for a run that begins with its MODEL"),
+        ("AR --to drafter --data OTHER --rank 4 --masks 2", "has its own tokenizer, and "),
+        ("BLOCKS --to drafter --own", "a drafter needs a model that writes token by token"),
+        ("DRAFTER --to block --own", "has no weights of its own to train, only additions to the weights of"),
+        ("DRAFTER --to drafter --own --rank 3", "--rank must be 4, the rank of the additions that "),
+        ("--to drafter --resume --out nowhere", "--to is for a new run, which needs a MODEL"),
         ("--resume --out nowhere", "--resume needs a run to continue, and nowhere holds none"),
-        ("AR --to drafter --rank 4 --masks 2 --data SHARDS --out RUN", "holds a run; give --resume"),
+        ("AR --to drafter --rank 4 --masks 2 --data SHARDS --out RUN", "holds a run already; use --resume"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_nothing_is_written(
@@ -342,7 +351,7 @@ def test_a_model_without_a_tokenizer_needs_data_that_is_prepared(base, tmp_path,
 
 def test_text_is_prepared_by_one_process(base, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "--text and --own are for one process: first " in fails(
+    assert "--text and --own work in one process: first " in fails(
         capsys, "adapt", str(base), *DRAFTER, "--own"
     )
 

@@ -94,9 +94,7 @@ def test_variants_of_training_stand_beside_the_first(measured, console):
     assert rows[1]["tokens_per_second"] == 500 * 8 / 2.0
     printed = prose(console)
     assert "Training, BD3-LM, blocks of 4, 1 x 16, context 8, batch 500" in printed
-    said = (
-        "used is the rate of the method's matrix products over a step, as a share of the 0.001 TFLOP/s that"
-    )
+    said = "used is the speed of the method's matrix products over a step, as a share of the 0.001 TFLOP/s of"
     assert said in printed
 
 
@@ -187,12 +185,12 @@ def test_a_text_of_one_block_is_called_uncached(measured, console):
 
 def test_the_columns_are_explained(measured, console, monkeypatch):
     bench_sampling(SamplingCase(), device=CPU, console=console)
-    assert "the median of 3 runs after some to warm up, least and most are the fastest" in prose(console)
-    assert "GiB is the most memory" not in prose(console)
+    assert "the median of 3 runs after warm-up; least and most are the fastest" in prose(console)
+    assert "GiB is the peak memory" not in prose(console)
     on_a("Some GPU", monkeypatch)
     bench_attention(AttentionCase(), ["auto"], device=CUDA, console=console)
     assert "the median of 3 calls" in prose(console)
-    assert "GiB is the most memory that was held" in prose(console)
+    assert "GiB is the peak memory" in prose(console)
 
 
 @pytest.mark.parametrize(
@@ -286,8 +284,10 @@ def test_a_profile_is_printed_by_groups_and_kept(profiled, console, monkeypatch,
     assert table["no kernel runs"] == ["", "12%"]
     assert headings(console) == ["kernels", "ms", "share"]
     assert "Where the time of a step goes, compiled" in prose(console)
-    assert "3 more steps of each variant; share is of all kernels listed; ms are of the k" in prose(console)
-    assert "together may take longer than it where they overlap" in prose(console)
+    assert "3 more steps of each variant; share is of all kernels listed; ms is the time in k" in prose(
+        console
+    )
+    assert "overlapping kernels can add up to more than the step" in prose(console)
     kept = json.loads(out.read_text("utf-8"))["profile"]
     assert kept["groups"] == {"matrix products": 2.25, "attention": 0.75}
     assert kept["kernels"] == [
@@ -299,11 +299,13 @@ def test_a_profile_is_printed_by_groups_and_kept(profiled, console, monkeypatch,
 def test_of_long_texts_it_is_said_that_shorter_ones_are_profiled(profiled, console):
     (row,) = bench_sampling(SamplingCase(), device=CPU, profile=True, console=console)
     assert row["profile"]["length"] == 128
-    assert "one more run of each variant, of 1 text of 128 tokens and not 512, to keep it" in prose(console)
+    assert "one more run of each variant, of 1 text of 128 tokens instead of 512, to keep it" in prose(
+        console
+    )
     assert headings(console) == ["operators", "ms", "share"]
     assert "no kernel runs" not in prose(console)
     bench_sampling(SamplingCase(length=100), device=CPU, profile=True, console=console)
-    assert "of 1 text of 100 tokens; share is of all operators listed; ms are of the op" in prose(console)
+    assert "of 1 text of 100 tokens; share is of all operators listed; ms is the time in op" in prose(console)
 
 
 # --- the command ---
@@ -325,7 +327,7 @@ def test_help_says_where_single_kernels_are(kind, capsys):
     with pytest.raises(SystemExit):
         main(["bench", kind, "--help"])
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "The file of --out has the longest single kernels too." in said
+    assert "The --out file also lists the longest single kernels." in said
 
 
 def test_the_command_times_sampling(capsys, tmp_path):
@@ -415,7 +417,7 @@ def test_forward_passes_on_a_gpu_are_the_papers(measured, console, monkeypatch):
         (
             "train",
             ["--out", "nowhere/bench.jsonl"],
-            "--out must be in an existing folder, and nowhere is none",
+            "--out must be in an existing folder, and nowhere is not one",
         ),
         (
             "sample",

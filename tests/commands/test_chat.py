@@ -79,8 +79,8 @@ def test_with_speculation_it_is_the_same_text_in_fewer_passes() -> None:
     model = small_model(CONTEXT)
     plain, guessed = (chat(model, "hi", **more) for more in ({}, {"speculation": "3", "law": "causal"}))
     assert plain.shown == guessed.shown
-    assert " tokens a pass; of " in guessed.noted
-    assert " tokens a pass; of " not in plain.noted
+    assert " tokens per pass; of " in guessed.noted
+    assert " tokens per pass; of " not in plain.noted
 
 
 def test_a_server_gives_the_same_answer_to_the_same_seed() -> None:
@@ -149,7 +149,7 @@ def test_the_oldest_exchanges_are_dropped_whole_and_the_system_stays() -> None:
     kept = [by_hand(model, turns[2 * d : 11], system="Be kind.") == turns[11] for d in range(6)]
     assert kept.index(True) > 0
     assert (
-        "the oldest exchange no longer fits in the context of 160 tokens, and the model is not given it"
+        "the oldest exchange no longer fits in the context of 160 tokens, and the model does not see it"
         in seen.noted
     )
     assert seen.noted.count("no longer fit") == kept.index(True)
@@ -184,7 +184,7 @@ def test_a_long_history_is_not_tokenized_from_its_beginning() -> None:
 
 def test_a_message_that_leaves_no_room_is_refused_and_the_conversation_goes_on() -> None:
     model = model_of()
-    said = "a message must leave room for an answer in the context of 160 tokens, got one that makes"
+    said = "a message must leave room for an answer in the context of 160 tokens, got a message that makes"
     seen = chat(model, "a", "x" * 200, "b", live=True)
     assert said in seen.noted
     assert [message for message, _ in seen.exchanges] == ["a", "b"]
@@ -307,7 +307,7 @@ def test_it_shows_settings_and_what_is_used_of_the_context() -> None:
     (message, answer) = seen.exchanges[0]
     used = len(BYTES.encode(f"<system>Be.\n<user>{message}\n<assistant>{answer}\n<user>\n<assistant>"))
     assert re.search(r"top_k +3\n", seen.noted)
-    assert f"1 exchange; before the next message {used} of 160 tokens of the context are used" in seen.noted
+    assert f"1 exchange; the conversation uses {used} of 160 tokens of the context" in seen.noted
 
 
 def test_messages_of_several_lines() -> None:
@@ -347,7 +347,7 @@ def test_drafts_are_seen_in_a_terminal_alone(monkeypatch) -> None:
         "\x1b[2;3m"
         not in chat(model, "/set speculation 3", "/drafts on", "/drafts off", "hi", live=True).shown
     )
-    with pytest.raises(ValueError, match="drafts are shown in a terminal, and standard output is none"):
+    with pytest.raises(ValueError, match="drafts need a terminal, and standard output is not one"):
         chat(model, "/drafts on")
 
 
@@ -376,17 +376,17 @@ def test_a_conversation_is_saved_and_taken_up_again(tmp_path: Path) -> None:
     [
         ("", "one conversation on one line, and .* has 0"),
         ('{"messages": []}\n{"messages": []}\n', "has 2"),
-        ("hello\n", "must be a file of JSON"),
-        ("[" * 100_000, "must be a file of JSON"),
+        ("hello\n", "must be a JSON file"),
+        ("[" * 100_000, "must be a JSON file"),
         ("[]", "an object with a list of messages"),
         ('{"messages": {}}', "an object with a list of messages"),
         ('{"messages": [3]}', "message 0 of .* must have a role and a content"),
         ('{"messages": [{"role": "user", "content": null}]}', "must have a role and a content"),
         ('{"messages": [{"role": "tool", "content": "x"}]}', "role must be one of system, user, assistant"),
-        ('{"messages": [{"role": "user", "content": "x"}]}', "in turns, the last of them the assistant's"),
+        ('{"messages": [{"role": "user", "content": "x"}]}', "that alternates between user and assistant"),
         (
             '{"messages": [{"role": "assistant", "content": "x"}, {"role": "user", "content": "x"}]}',
-            "in turns, the last of them the assistant's",
+            "that alternates between user and assistant",
         ),
         (
             '{"messages": [{"role": "user", "content": "\\ud800"}, {"role": "assistant", "content": ""}]}',

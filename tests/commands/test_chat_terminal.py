@@ -60,13 +60,13 @@ def test_a_stopped_answer_is_kept_as_far_as_it_goes(passes: int, drafts: bool, m
     *first, (last, answer) = seen.exchanges
     if passes < 2:
         assert not first
-        assert "stopped before there was an answer; the message is taken back" in seen.noted
+        assert "stopped before there was an answer; the message is removed" in seen.noted
     else:
         ((message, part),) = first
         assert message == "a"
         assert whole.startswith(part)
         assert 0 < len(part) < len(whole)
-        assert "stopped; the answer is kept as far as it goes" in seen.noted
+        assert "stopped; the partial answer is kept" in seen.noted
     turns = [turn for exchange in first for turn in exchange]
     assert (last, answer) == ("b", by_hand(model, [*turns, "b"]))
     assert seen.shown.count("\x1b[?25l") == seen.shown.count("\x1b[?25h")
@@ -140,7 +140,7 @@ def test_twice_at_the_prompt_ends_it_and_once_does_not() -> None:
     stop = KeyboardInterrupt
     seen = chat(model_of(), stop, "a", stop, "b\\", stop, "c", stop, stop, "d", live=True)
     assert [message for message, _ in seen.exchanges] == ["a", "c"]
-    assert seen.noted.count("Ctrl-C again, Ctrl-D or /quit ends") == 4
+    assert seen.noted.count("Ctrl-C again, Ctrl-D or /quit quits") == 4
 
 
 # --- hostile ---
@@ -174,7 +174,7 @@ def test_what_is_typed_is_text_whatever_it_looks_like() -> None:
 def test_half_a_character_is_refused() -> None:
     seen = chat(model_of(), "a\ud800", "/system \ud800", "b", live=True)
     assert "a message must be valid Unicode, got 'a\\ud800'" in seen.noted
-    assert "the system's message must be valid Unicode" in seen.noted
+    assert "the system message must be valid Unicode" in seen.noted
     assert [message for message, _ in seen.exchanges] == ["b"]
 
 
@@ -247,8 +247,8 @@ def test_answers_alone_go_to_a_pipe(tmp_path: Path, monkeypatch, capsys) -> None
     [
         (b"\xff\n", "", "standard input must be UTF-8 text, and is not"),
         (b"/nothing\nhi\n", "", "there is no command /nothing, there are /help"),
-        (b"hi\n", "--drafts", "--drafts is for a terminal, and standard output is none"),
-        (b"hi\n", "--history FILE", "--history is for a terminal, and standard input or output is none"),
+        (b"hi\n", "--drafts", "--drafts needs a terminal, and standard output is not one"),
+        (b"hi\n", "--history FILE", "--history needs a terminal, and standard input or output is not one"),
         (b"hi\n", "--top-k 0", "--top-k must be at least 1, got 0"),
         (b"hi\n", "--max-new-tokens 0", "--max-new-tokens must be at least 1, got 0"),
         (b"hi\n", "--seed -1", "must be whole numbers from 0"),
@@ -282,8 +282,8 @@ sys.exit(status)
     done = subprocess.run([sys.executable, "-c", code], input="hi\n", capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        f"bd3lm: {folder} must have a chat template, and its tokenizer has none: name a file with one, "
-        "--chat-template FILE, or say --chat-template plain\n"
+        f"bd3lm: {folder} must have a chat template, and its tokenizer has none: give a file with one, "
+        "--chat-template FILE, or use --chat-template plain\n"
     )
 
 
@@ -384,14 +384,14 @@ def test_at_a_terminal(tmp_path: Path) -> None:
     terminal.until("\n")
     time.sleep(1.0)
     terminal.type("\x03")
-    terminal.until("stopped; the answer is kept as far as it goes")
+    terminal.until("stopped; the partial answer is kept")
     terminal.until("> ")
     terminal.type(f"/save {tmp_path / 'talk.jsonl'}\r")
     terminal.until("wrote ")
     terminal.until("> ")
     time.sleep(1.0)  # it must wait for a key by then
     terminal.type("\x03")
-    terminal.until("Ctrl-C again, Ctrl-D or /quit ends")
+    terminal.until("Ctrl-C again, Ctrl-D or /quit quits")
     terminal.until("> ")
     terminal.type("\x1b[A\x1b[A\r")  # up twice
     terminal.until("tell me more")

@@ -95,8 +95,12 @@ def test_a_command_line(command, line, monkeypatch):
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (Sample("box", ("-x",)), "prompts must have values that do not begin with -, to be typed, got '-x'"),
-        (Sample(prompts=("x",)), "model must be given before prompts, got None"),
+        (
+            Sample("box", ("-x",)),
+            "prompts must have values that do not begin with -, because they are typed without a flag, got "
+            "'-x'",
+        ),
+        (Sample(prompts=("x",)), "model must be given if prompts is, got None"),
     ],
 )
 def test_what_cannot_be_typed_is_refused(command, said):

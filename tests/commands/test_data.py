@@ -99,8 +99,10 @@ def test_the_default_tokenizer_is_named_where_the_hub_is_out_of_reach(
     source = write_jsonl(tmp_path / "a.jsonl", random_texts(4))
     assert data("prepare", source, tmp_path / "out") == 1
     said = refusal(capsys)
-    assert "tokenizer.json: the name huggingface.co does not resolve. gpt2 is the default here" in said
-    assert "--tokenizer names another, such as bytes" in said
+    assert (
+        "tokenizer.json: the name huggingface.co does not resolve. gpt2 is the default tokenizer here" in said
+    )
+    assert "name another with --tokenizer, such as bytes" in said
     assert data("prepare", source, tmp_path / "out", "--tokenizer", "someone/else") == 1
     assert "default" not in refusal(capsys)
     assert data("prepare", source, tmp_path / "out", "--tokenizer", "bxo") == 1
@@ -141,7 +143,7 @@ def test_a_tokenizer_is_not_written_among_shards(tmp_path: Path, capsys: Capture
     capsys.readouterr()
     assert train_tokenizer(source, tmp_path / "shards") == 1
     said = refusal(capsys)
-    assert "OUT must be a new or empty folder, or hold nothing but a tokenizer" in said
+    assert "OUT must be a new or empty folder, or hold only a tokenizer" in said
     assert f"{tmp_path / 'shards'} holds meta.json" in said
     assert contents(tmp_path / "shards") == before
     assert train_tokenizer(source, source) == 1
@@ -151,7 +153,10 @@ def test_a_tokenizer_is_not_written_among_shards(tmp_path: Path, capsys: Capture
 def test_of_a_small_text_it_is_said_why_there_are_fewer_tokens(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "a.txt").write_text("ab ab cd")  # of which the one pair that occurs twice is joined
     assert train_tokenizer(tmp_path / "a.txt", tmp_path / "tokenizer") == 0
-    said = "259 tokens of 270 asked for: no further pair of them occurs twice inside the words of the text\n"
+    said = (
+        "259 tokens of the 270 requested, because no other pair of tokens occurs twice within words of the "
+        "text\n"
+    )
     assert capsys.readouterr().out == f"wrote {tmp_path / 'tokenizer'}: {said}"
 
 

@@ -139,7 +139,7 @@ def test_the_table(finished):
     assert (ar[0], ar[2]) == ("12 + 12", "")
     assert block[0] == "12 + 12"
     assert "│ autoregressive                       │      12 │" in printed
-    assert "A sum of steps: training went on from the model of the first of them" in printed
+    assert "A sum of steps: training continued from the first of these models" in printed
     assert block[2].startswith("≤ ")
     assert 1.0 < value(block[1]) <= value(block[2])  # exact, then its bound
 
@@ -249,7 +249,7 @@ def test_the_second_suggestion_trains(finished, tmp_path, capsys):
     words = ["train", "demo", "--out", str(out), "--from", str(folder / "ar"), "--method.block_size", "8"]
     assert main([*words, "--device", "cpu"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "To try next" not in printed
+    assert "Try next" not in printed
     assert "block diffusion, blocks of 8" in printed
     assert f"Everything is in {out}:" in printed
 
@@ -269,7 +269,7 @@ def test_with_flags_of_ones_own_nothing_is_suggested(finished, autoregressive, t
     assert results._to_try([autoregressive]) == []
     words = ["--out", str(tmp_path / "demo"), "--device", "cpu", "--optimizer.warmup_steps", "3"]
     assert main(["train", "demo", *words]) == 0
-    assert "To try next" not in capsys.readouterr().out
+    assert "Try next" not in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -280,8 +280,8 @@ def test_a_second_demo_finds_the_first_done(finished, monkeypatch):
     console = screen()
     demo.run_demo(folder, console=console)
     assert table(console.file.getvalue()) == table(printed)
-    assert "To try next" in printed
-    assert "To try next" not in console.file.getvalue()
+    assert "Try next" in printed
+    assert "Try next" not in console.file.getvalue()
 
 
 @pytest.mark.parametrize("words", [["demo"], ["train", "demo", "--device", "cpu"]], ids=" ".join)

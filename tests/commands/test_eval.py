@@ -143,7 +143,7 @@ def test_records_of_other_weights_do_not_count(run, tmp_path):
 def test_replicates_tell_what_the_draws_add(run, capsys):
     words = ["eval", str(run), "--estimator", "counts", "--device", "cpu"]
     assert main(words) == 0
-    assert "--replicates 4 tells the part of the draws" in capsys.readouterr().out
+    assert "--replicates 4 measures how much of it comes from the draws" in capsys.readouterr().out
     assert main([*words, "--replicates", "3"]) == 0
     printed = capsys.readouterr().out
     assert "of draws" in printed
@@ -175,13 +175,13 @@ def test_the_legend_says_what_the_table_has_and_no_more(run, tmp_path, capsys):
         assert main(["eval", *words, "--sequences", "4", "--device", "cpu"]) == 0
         return capsys.readouterr().out.splitlines()[-1]
 
-    plain = "± one standard error (neighbouring sequences treated as dependent)."
+    plain = "± is one standard error (neighboring sequences treated as dependent)."
     assert legend(str(run)) == f"{plain} ≤ upper bound."
     ar = str(saved(of_bytes(None), tmp_path / "ar"))
     assert legend(ar, "--data", str(documents(tmp_path))) == plain
     assert legend(str(run), "--estimator", "counts", "--replicates", "2") == (
-        "± one standard error (neighbouring sequences treated as dependent, noise of the draws included). "
-        "≤ upper bound, or an estimate of one."
+        "± is one standard error (neighboring sequences treated as dependent, including the noise of the "
+        "draws). ≤ upper bound, or an estimate of one."
     )
 
 
@@ -376,7 +376,7 @@ def test_a_lean_that_no_model_would_obey_is_refused(command, tmp_path, capsys):
     ]
     assert main([command, *models, "--data", str(documents(tmp_path)), "--lean", "2", "--device", "cpu"]) == 1
     assert (
-        "--lean is for block diffusion, whose order can be chosen, and no model here is of that kind, got 2"
+        "--lean sets the order within a block, and no model here is a block diffusion model, got 2"
         in capsys.readouterr().err
     )
 
@@ -400,7 +400,10 @@ def test_bounds_of_a_lean_are_drawn_in_its_order(estimator, run, tmp_path):
 @pytest.mark.parametrize("words", [["eval", "--no-eos"], ["zeroshot"]], ids=" ".join)
 def test_shards_with_end_tokens_are_not_measured_as_if_without(words, run, data, capsys):
     assert main([words[0], str(run), "--data", str(data), *words[1:], "--device", "cpu"]) == 1
-    assert "was prepared with an end token after each document" in capsys.readouterr().err
+    assert (
+        "was prepared with an end token after each document, and the measurement needs"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("command", ["eval", "zeroshot"])
@@ -486,7 +489,7 @@ def test_ssd_lm_has_no_likelihood(tmp_path, capsys):
         (["--replicates", "2"], "replicates must be 1 for exact, which draws nothing, got 2"),
         (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
         (["--split", "dev"], "split must be one of train, valid"),
-        (["--field", "body"], "--field is for text in files, and none is measured on, got 'body'"),
+        (["--field", "body"], "--field is for text files, and no text to measure on is one, got 'body'"),
         (["--data", "nowhere"], "nowhere is neither a file or folder nor one of"),
     ],
     ids=" ".join,
@@ -497,7 +500,7 @@ def test_bad_options(words, said, run, capsys):
 
 def test_a_model_of_no_run_needs_data(tmp_path, capsys):
     folder = saved(of_bytes(4), tmp_path / "model")
-    assert "is no training run, so its data is not known: say which with --data" in refused(
+    assert "is not a training run, so its data is unknown: name the data with --data" in refused(
         capsys, str(folder)
     )
 
@@ -625,7 +628,7 @@ def test_a_run_that_cannot_be_written_to_is_measured_all_the_same(run, tmp_path,
     printed = capsys.readouterr()
     assert re.search(r"exact.* \d+\.\d", printed.out)
     assert printed.err.startswith(
-        f"bd3lm: warning: what is measured of {folder} is shown and not kept, since "
+        f"bd3lm: warning: measurements of {folder} are shown but not stored, because "
     )
     assert printed.err.count("\n") == 1
 

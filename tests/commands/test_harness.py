@@ -214,7 +214,7 @@ def test_bad_input_is_one_line(model, tasks, tmp_path, capsys):
     for words, message in (
         (["--tasks", "own_chose"], "there is no task 'own_chose', did you mean 'own_choose'?"),
         (["--tasks", "own_choose", "--limit", "0"], "limit must be at least 1, got 0"),
-        (["--tasks", "own_choose", "--num-fewshot", "-1"], "num_fewshot must be at least 0, got -1"),
+        (["--tasks", "own_choose", "--num-fewshot", "-1"], "--num-fewshot must be at least 0, got -1"),
         (
             ["--tasks", "own_choose", "--batch-size", "0"],
             "batch_size must be a whole number from 1 on, got 0",
@@ -237,7 +237,7 @@ def test_bad_input_is_one_line(model, tasks, tmp_path, capsys):
         assert error.count("\n") == 1, error
     command = ["harness", str(tmp_path / "model"), "--tasks", "a", "--include-path", str(tmp_path / "none")]
     assert main(command) == 1
-    assert "include_path must be a folder of task files" in capsys.readouterr().err
+    assert "--include-path must be a folder of task files" in capsys.readouterr().err
 
 
 def test_the_yaml_of_the_docs_runs_as_written(model, tmp_path, capsys, monkeypatch):

@@ -154,7 +154,7 @@ def test_samples_are_drawn_once_and_never_written_over(run, judge, monkeypatch):
     console = screen()
     again = judged(run, judge, batch_size=1, console=console)
     assert again[0]["result"] == first[0]["result"]
-    assert f"measuring {file}, drawn before" in console.file.getvalue().replace("\n", "")
+    assert f"measuring {file}, drawn earlier" in console.file.getvalue().replace("\n", "")
 
 
 def test_only_a_judgement_made_in_the_same_way_is_replaced(run, judge):
@@ -240,7 +240,7 @@ def test_texts_of_other_code_are_judged_beside_samples(run, judge, tmp_path):
     printed = " ".join(console.file.getvalue().split())
     shown = with_error(others[0]["result"]["perplexity"], others[0]["result"]["perplexity_error"])
     assert printed.count(f"? {shown} ? ? 2 samples") == 2
-    assert "? is unknown: a file of texts alone does not say how they were written." in printed
+    assert "?: unknown, because a file of texts does not say how they were written." in printed
 
 
 def test_only_empty_texts_of_other_code(judge, tmp_path):
@@ -269,8 +269,8 @@ def test_redraws_and_samples_that_stay_degenerate_are_counted(judge, tmp_path):
     assert (record["result"]["evaluations"], record["result"]["redrawn_passes"]) == (8, 344)
     printed = console.file.getvalue().replace("\n", " ")
     assert " + 86 " in printed
-    assert "those of attempts that were drawn again" in printed
-    assert f"2 samples of {samples} stayed below the entropy floor of 4, and were cut short" in printed
+    assert "counts passes of rejected attempts" in printed
+    assert f"2 samples of {samples} stayed below the entropy floor of 4 and were cut short" in printed
 
 
 def test_a_model_of_which_nothing_is_left_is_told_why(run, judge):
@@ -360,7 +360,7 @@ def test_ancestral_steps_are_not_for_a_model_that_leans(run, judge, monkeypatch)
 def test_a_lean_is_for_a_model_that_has_an_order(judge_folder, tmp_path, capsys):
     of_bytes(None).save_pretrained(tmp_path / "ar")
     assert main(["judge", str(tmp_path / "ar"), *FLAGS, "--judge", str(judge_folder), "--lean", "2"]) == 1
-    assert "--lean is for block diffusion, whose order can be chosen, and no" in capsys.readouterr().err
+    assert "--lean sets the order within a block, and no" in capsys.readouterr().err
 
 
 def nats_after(judge, documents: list[str], prompt: str) -> tuple[float, int]:
@@ -406,7 +406,7 @@ def test_after_a_prompt_what_was_written_is_judged_given_the_prompt(run, judge, 
     assert result["characters"] == sum(len(text) for line in lines for text in line["documents"]) - 13
     assert record["settings"]["after_prompts"] is True
     printed = " ".join(console.file.getvalue().split())
-    assert "After prompts: only what follows a prompt is scored, given the prompt" in printed
+    assert "After prompts: only the text after a prompt is scored, given the prompt" in printed
     # Small windows change what is in view, and nothing else.
     (by_windows,) = judged(texts, judge, window=6, stride=2)
     assert by_windows["result"]["tokens"] == tokens
@@ -433,8 +433,8 @@ def test_what_was_given_and_is_not_known_is_not_judged_as_if_it_had_been_written
     monkeypatch.setattr(sample_files, "write_texts", lambda *_, **__: pytest.fail("drawn"))
     unknown = written(tmp_path, {**LINE, "given": 3})
     for file, said in (
-        (filled, "fills the gaps of a template, .*: judge texts that continue a prompt, or that were"),
-        (unknown, "was given 3 tokens and does not say which: write it again, by `bd3lm sample --out`"),
+        (filled, "fills the gaps of a template, .*: judge texts that continue a prompt or were"),
+        (unknown, "was given 3 tokens and does not say which: write it again with `bd3lm sample --out`"),
     ):
         sources = [open_source(str(source)) for source in (run, file)]
         with pytest.raises(ValueError, match=f"sample 0 of {file} {said}"):
@@ -446,7 +446,9 @@ def test_mauve_is_not_for_texts_that_begin_with_prompts(judge, tmp_path, monkeyp
     human = tmp_path / "human.txt"
     human.write_text("A human text.")
     file = written(tmp_path, {"text": "Once upon a time.", "prompt": "Once"})
-    with pytest.raises(ValueError, match=r"--mauve compares whole texts .* begin with prompts: leave it out"):
+    with pytest.raises(
+        ValueError, match=r"--mauve compares whole texts .* begin with prompts: leave --mauve out"
+    ):
         judged(file, judge, mauve=human)
 
 
@@ -483,11 +485,11 @@ def test_the_command_from_end_to_end(run, judge_folder, tmp_path, capsys):
     ("words", "said"),
     [
         ([], "a source must be given"),
-        (["LINE", "--count", "5"], "--count is for models that write, and all sources are files"),
-        (["LINE", "--entropy-floor", "3"], "--entropy-floor is for models that write"),
-        (["LINE", "--dtype", "float64"], "--dtype is for models that write"),
-        (["LINE", "--lean", "2"], "--lean is for models that write"),
-        (["LINE", "--law", "causal"], "--law is for models that write"),
+        (["LINE", "--count", "5"], "--count needs a model that writes samples, and all sources are files"),
+        (["LINE", "--entropy-floor", "3"], "--entropy-floor needs a model that writes"),
+        (["LINE", "--dtype", "float64"], "--dtype needs a model that writes"),
+        (["LINE", "--lean", "2"], "--lean needs a model that writes"),
+        (["LINE", "--law", "causal"], "--law needs a model that writes"),
         (["texts.jsonl", "--window", "9", "--device", "cpu"], "there is no file texts.jsonl"),
         (["RUN", "--count", "0"], "count must be at least 1, got 0"),
         (
@@ -497,7 +499,7 @@ def test_the_command_from_end_to_end(run, judge_folder, tmp_path, capsys):
         (["RUN", "--length", "512", "512"], "length must be one or more different lengths"),
         (["RUN", "--entropy-floor", "0", "--redraws", "3"], "redraws needs an entropy floor above 0, got 3"),
         (["RUN", "--judge-batch-size", "0"], "--judge-batch-size must be at least 1, got 0"),
-        (["RUN", "--mauve", "no.txt"], "mauve must be a file of human text, and no.txt is none"),
+        (["RUN", "--mauve", "no.txt"], "--mauve must be a file of human texts, and no.txt is not a file"),
         (
             ["RUN", "--judge", "./no-folder"],
             "judge: there is no folder './no-folder' here. It must be a local",
@@ -530,9 +532,9 @@ def test_the_command_from_end_to_end(run, judge_folder, tmp_path, capsys):
         ),
         (
             ["RUN", "--mauve", "human.csv"],
-            "mauve must be a file of human text: human.csv has no known format in its name",
+            "--mauve must be a file of human texts: human.csv has no known format in its name",
         ),
-        (["RUN", "--mauve", "LINE"], "mauve must be a file of human text: "),
+        (["RUN", "--mauve", "LINE"], "--mauve must be a file of human texts: "),
         (["RUN", "--stride", "1024"], "stride must be from 1 to 1023"),
     ],
 )

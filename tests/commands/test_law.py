@@ -115,8 +115,8 @@ def test_a_lean_is_of_the_block_law(tmp_path, capsys):
     (block,), _ = records_of(capsys, tmp_path, *words, "--law", "block")
     assert block["result"] == both[1]["result"]
     assert fails(capsys, *words, "--law", "causal").endswith(
-        "--lean is for the block law, whose order can be chosen, and no model here is under it, got 2; "
-        "--law block chooses it\n"
+        "--lean sets the order within a block, and no model here writes under the block law, got 2; --law "
+        "block selects it\n"
     )
     assert "lean is for the block law" in fails(capsys, "sample", model, "a", "--lean", "2")
 

@@ -266,7 +266,7 @@ def test_a_model_that_is_no_run_is_measured_alone_unless_data_is_named(shards, t
     subject, notes = Subject.open(tmp_path / "model", device="cpu"), quiet()
     (record,) = report_lengths([subject], WRITING, console=quiet(), notes=notes)
     assert (record["result"]["training"], record["settings"]["data"]) == (None, None)
-    assert "No training set to compare" in notes.file.getvalue()
+    assert "no training set to compare" in notes.file.getvalue()
     (record,) = report_lengths([subject], replace(WRITING, data=shards), console=quiet())
     assert record["result"]["training"]["documents"] == 40
 
@@ -276,7 +276,7 @@ def test_a_run_whose_data_is_gone_is_measured_alone_and_that_is_said(shards, tmp
     notes = quiet()
     (record,) = report_lengths([Subject.open(run, device="cpu")], WRITING, console=quiet(), notes=notes)
     assert record["result"]["training"] is None
-    assert f"No training set to compare {run} with: data.path must be a folder" in notes.file.getvalue()
+    assert f"no training set to compare {run} with: data.path must be a folder" in notes.file.getvalue()
 
 
 def test_bad_input_is_one_line(shards, tmp_path, capsys):
@@ -302,16 +302,16 @@ def test_bad_input_is_one_line(shards, tmp_path, capsys):
         ([str(run), "--data", str(other)], "made with another tokenizer"),
         ([str(run), "--data", str(tmp_path)], "holds no token shards"),
         ([str(run), str(prompted)], "sample 0 of"),
-        ([str(prompted)], "written from nothing, without a prompt"),
-        ([str(endless)], f"{endless} must hold documents, and its samples were written on past their end"),
-        ([str(cut)], f"{cut} must hold documents, and its samples were ended at strings, ['a']"),
+        ([str(prompted)], "written from scratch, without a prompt"),
+        ([str(endless)], f"{endless} must hold documents, and its samples continue past their end"),
+        ([str(cut)], f"{cut} must hold documents, and its samples end at the strings ['a']"),
         ([str(broken)], "must have tokens, as `bd3lm sample --out` writes them, got none"),
         ([str(half)], "line 1 must be a sample as `bd3lm sample --out` writes it"),
         ([str(tmp_path / "none.jsonl")], "there is no file"),
-        ([str(prompted), "--count", "7"], "--count is for models that write"),
-        ([str(prompted), "--lean", "2"], "--lean is for models that write"),
-        ([str(tmp_path / "ar"), "--lean", "2"], "--lean is for block diffusion, whose order can be chosen"),
-        ([str(prompted), "--entropy-floor", "1"], "--entropy-floor is for models that write"),
+        ([str(prompted), "--count", "7"], "--count needs a model that writes"),
+        ([str(prompted), "--lean", "2"], "--lean needs a model that writes"),
+        ([str(tmp_path / "ar"), "--lean", "2"], "--lean sets the order within a block"),
+        ([str(prompted), "--entropy-floor", "1"], "--entropy-floor needs a model that writes"),
         ([str(tmp_path / "nothing")], "there is no folder"),
     ):
         device = [] if not words or words[0].endswith(".jsonl") else ["--device", "cpu"]

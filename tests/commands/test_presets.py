@@ -23,7 +23,7 @@ def test_presets_are_listed(capsys):
     [
         (
             "lm1b-ar",
-            "make it with `bd3lm data prepare lm1b data/lm1b --workers 4`; or, if it moved, say",
+            "make it with `bd3lm data prepare lm1b data/lm1b --workers 4`; if it has moved, name it",
         ),
         (
             "wikipedia-ar",

@@ -109,12 +109,12 @@ def test_a_template_is_texts_and_gaps(template, parts):
 @pytest.mark.parametrize(
     ("template", "said"),
     [
-        ("no gap", r"--template must hold a gap, such as \{3\}, got 'no gap'"),
-        ("", "--template must hold a gap"),
-        ("{{3}}", "--template must hold a gap"),
-        ("a {0}", r"a gap is a number of tokens from 1 on in braces, .* got '\{0\}' in 'a \{0\}'"),
-        ("a {x} {2}", "a gap is a number of tokens .* got '{' in"),
-        ("a {2} }", "a gap is a number of tokens .* got '}' in"),
+        ("no gap", r"--template must contain a gap, such as \{3\}, got 'no gap'"),
+        ("", "--template must contain a gap"),
+        ("{{3}}", "--template must contain a gap"),
+        ("a {0}", r"a gap is a number of tokens, at least 1, in braces, .* got '\{0\}' in 'a \{0\}'"),
+        ("a {x} {2}", "a gap is a number of tokens, .* got '{' in"),
+        ("a {2} }", "a gap is a number of tokens, .* got '}' in"),
     ],
 )
 def test_other_braces_are_refused(template, said):
@@ -184,7 +184,7 @@ def test_a_template_can_be_filmed(tmp_path, capsys):
         (["ab", "--template", "a {2}"], "may be given, got PROMPTS and --template"),
         (["ab", "--prompts-from", "p.txt"], "may be given, got PROMPTS and --prompts-from"),
         (["--template", "a {2}", "--prompts-from", "-"], "may be given, got --prompts-from and --template"),
-        (["--template", "a"], "--template must hold a gap"),
+        (["--template", "a"], "--template must contain a gap"),
         (
             ["ab", "--length", "9", "--max-new-tokens", "4"],
             "only one of --length and --max-new-tokens may be given, got 9 and 4",
@@ -204,13 +204,13 @@ def test_fills_are_a_setting_of_templates_and_in_the_records(tmp_path, capsys):
     printed = capsys.readouterr()
     (found,) = load("box", device="cpu").generate(["The ", Gap(2), " is"], fills=3)
     assert printed.out == f"{found.text}\n"
-    assert "; 3 fills of gaps weighed." in printed.err
+    assert "; 3 fills of gaps compared." in printed.err
     record = json.loads(out.read_text("utf-8"))
     assert (record["fills"], record["settings"]["fills"]) == (3, 3)
     assert record["effective_fills"] == pytest.approx(found.sample.effective_fills, abs=1e-5)
     assert record["evaluations"] == found.sample.evaluations
     assert "--fills must be at least 1, got 0" in fails(capsys, *words[:4], "--fills", "0")
-    assert "--fills is for --template" in fails(capsys, "sample", "box", "The", "--fills", "3")
+    assert "--fills needs --template" in fails(capsys, "sample", "box", "The", "--fills", "3")
 
 
 def test_chances_of_tokens_are_in_the_records_of_who_asks(tmp_path, capsys):
@@ -232,4 +232,4 @@ def test_chances_of_tokens_are_in_the_records_of_who_asks(tmp_path, capsys):
     capsys.readouterr()
     short = ["sample", "box", "The", "--alternatives"]
     assert "--alternatives must be a whole number in 0..20, got 21" in fails(capsys, *short, "21")
-    assert "--alternatives needs --out, whose lines tell them" in fails(capsys, *short, "3")
+    assert "--alternatives needs --out, which records them" in fails(capsys, *short, "3")

@@ -30,7 +30,7 @@ def test_it_holds(seed):
 def test_it_says_why_there_are_fewer_degrees_of_freedom_than_texts():
     _, printed = run(samples=2000)
     found = re.search(
-        r"for (\d+) degrees of freedom \(the (\d+) texts expected fewer than 5 times in 2,000 are counted",
+        r"for (\d+) degrees of freedom \(the (\d+) texts expected fewer than 5 times in 2,000 are pooled",
         printed,
     )
     assert found is not None

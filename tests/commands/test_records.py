@@ -66,7 +66,9 @@ def test_what_cannot_be_kept_beside_a_run_is_told_once_and_still_there(tmp_path,
     assert keep(subject, "first", record) is None
     assert keep(subject, "second", record) is None
     (said,) = recwarn
-    assert f"is shown and not kept, since {place} cannot be written to: Not a directory" in str(said.message)
+    assert f"are shown but not stored, because {place} cannot be written to: Not a directory" in str(
+        said.message
+    )
     assert kept(subject, "kind") == [record, record]
 
 
@@ -107,7 +109,9 @@ def test_json_that_is_no_record_is_passed_over_and_what_is_no_json_is_named(tmp_
     (measured / "settings.json").write_text(json.dumps(record | {"settings": "none"}))
     assert kept(run, "kind") == [record]
     (measured / "half.json").write_text('{"kind": ')
-    with pytest.raises(ValueError, match=rf"{measured / 'half.json'} must be JSON, as measurements are kept"):
+    with pytest.raises(
+        ValueError, match=rf"{measured / 'half.json'} must be JSON, as measurements are stored"
+    ):
         kept(run, "kind")
 
 
@@ -137,7 +141,7 @@ def test_a_folder_that_takes_no_files_is_refused_before_anything_is_opened(tmp_p
             continue
         assert main([*words, "--out", str(out)]) == 1
         folder = Path(out).parent
-        expected = f"--out must be in a folder that can be written to, and {folder} cannot: {said}"
+        expected = f"--out must be in a writable folder, and {folder} is not: {said}"
         assert capsys.readouterr().err == f"bd3lm: {expected}\n"
 
 
@@ -149,7 +153,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_opened(com
     there.write_text("mine")
     for out, said in (
         (there, f"--out must be a new file, and {there} exists"),
-        (nowhere, f"--out must be in an existing folder, and {nowhere.parent} is none"),
+        (nowhere, f"--out must be in an existing folder, and {nowhere.parent} is not one"),
     ):
         assert main([*COMMANDS[command], "--out", str(out)]) == 1
         assert capsys.readouterr().err == f"bd3lm: {said}\n"

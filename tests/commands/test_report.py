@@ -365,7 +365,7 @@ def test_nothing_is_held_out(run, monkeypatch):
         file.unlink()
     monkeypatch.setattr(measuring, "HELD_OUT", ("test",))
     page = text_of(report(run / "ar", samples=2, device="cpu", console=QUIET))
-    assert "has no split test, which would be held out: bd3lm eval" in page
+    assert "has no split test with held-out text: bd3lm eval" in page
 
 
 def seen(page: Path) -> str:
@@ -510,7 +510,7 @@ def test_progress_is_said_line_by_line(run, capsys):
     shutil.rmtree(run / "block" / "measured")
     assert main(["report", str(run), "--samples", "2", "--device", "cpu"]) == 0
     said = capsys.readouterr().err
-    for words in ("perplexity of held-out text", "variance of the loss", "2 samples", "a film"):
+    for words in ("perplexity of held-out text", "variance of the loss", "2 samples", "an animation"):
         assert re.search(
             rf"^{re.escape(str(run))}/block \(block diffusion, blocks of 4\): {words}", said, re.M
         )
@@ -537,17 +537,17 @@ def test_bad_input_is_one_line(run, tmp_path, capsys, monkeypatch):
         ([str(tmp_path / "nowhere")], "nowhere' here. It must be an existing folder"),
         ([str(run.with_name("dmo"))], f"no folder '{run.with_name('dmo')}' here, did you mean '{run}'? It"),
         ([str(torn)], "metrics.csv must hold the log of a training run, got no rows"),
-        ([str(run), str(run / "ar")], "runs must be different ones"),
+        ([str(run), str(run / "ar")], "runs must be different"),
         ([str(run / "ar"), f"{run}/block/../ar"], f"got {run}/ar and {run}/block/../ar"),
         ([str(run), "--samples", "0"], "samples must be at least 1, got 0"),
-        ([str(untrained)], f"runs must hold a trained model, and these do not yet: {untrained}/ar, "),
-        ([str(run), "--out", str(run / "ar" / "metrics.csv")], f"a file's name, {run}/ar/metrics.csv"),
+        ([str(untrained)], f"runs must hold a trained model, and these have none yet: {untrained}/ar, "),
+        ([str(run), "--out", str(run / "ar" / "metrics.csv")], f"a file name, {run}/ar/metrics.csv"),
         (
             [str(run), "--out", "page.pdf"],
-            "the folder that report.html and report.md go into, got a file's na",
+            "the folder for report.html and report.md, got a file na",
         ),
-        ([str(run), "--out", str(torn / "report.html")], f"got a file's name, {torn}/report.html"),
-        ([str(run), "--out", "nowhere/page"], "--out must be in an existing folder, and nowhere is none"),
+        ([str(run), "--out", str(torn / "report.html")], f"got a file name, {torn}/report.html"),
+        ([str(run), "--out", "nowhere/page"], "--out must be in an existing folder, and nowhere is not one"),
     ):
         assert main(["report", *words]) == 1, words
         said = capsys.readouterr().err

@@ -186,9 +186,9 @@ def test_sample_adds_to_the_logits_of_tokens(tmp_path, capsys):
     capsys.readouterr()
     for wrong in ("5", "5=", "a=1", "-1=1", "5=101", "5=nan", "5=1=2"):
         said = fails(capsys, *command, f"--logit-bias={wrong}")
-        assert f"--logit-bias must be ID=NUMBER, of a number from -100 to 100, got {wrong}" in said
+        assert f"--logit-bias must be ID=NUMBER with a number from -100 to 100, got {wrong}" in said
     twice = fails(capsys, *command, "--logit-bias", "5=1", "--logit-bias", "5=2")
-    assert "--logit-bias must name each token once, got 5 again" in twice
+    assert "--logit-bias must name each token once, got 5 twice" in twice
 
 
 def test_sample_stops_before_a_string(saved, model, tmp_path, capsys):
@@ -356,13 +356,16 @@ def test_a_tokenizer_for_a_model_saved_without_one(saved, model, tmp_path, capsy
         ("sample MODEL ab --steps 0", "steps must be at least 1, got 0"),
         (
             "sample MODEL ab --lean 2 --steps 5",
-            "--lean is for an order that is drawn, and --steps has its own",
+            "--lean needs an order that is drawn, and --steps has its own",
         ),
         (
             "sample MODEL ab --lean 2 --steps 5 --remask 0.5",
-            "--lean is for an order that is drawn, and --steps has its own",
+            "--lean needs an order that is drawn, and --steps has its own",
         ),
-        ("sample MODEL ab --lean 2 --confidence 0.5", "--confidence has its own; only --lean 0 goes with it"),
+        (
+            "sample MODEL ab --lean 2 --confidence 0.5",
+            "--confidence has its own order; only --lean 0 may be given with it",
+        ),
         ("sample MODEL ab --lean 2 --entropy-bound 1", "and --entropy-bound has its own"),
         ("sample MODEL ab --lean -1", "lean must be a number from 0 to 1e6, got -1.0"),
         (
@@ -490,10 +493,10 @@ def test_speculation_is_asked_for_by_flags(words, asked, tmp_path, capsys):
         ({"steps": 0}, "--steps must be at least 1, got 0"),
         ({"speculation": "-1"}, "--speculation must be auto, off or a number of drafts, got '-1'"),
         ({"candidates": 0}, "--candidates must be at least 1, got 0"),
-        ({"scheme": "rejection"}, "--scheme rejection needs --speculation N, .* on it, got none"),
+        ({"scheme": "rejection"}, "--scheme rejection needs --speculation N: .* got none"),
         (
             {"scheme": "rejection", "speculation": "auto"},
-            "--scheme rejection needs --speculation N, .* got auto",
+            "--scheme rejection needs --speculation N: .* got auto",
         ),
         ({"speculation": "off", "candidates": 2}, "--candidates 2 needs --speculation auto or N, got off"),
         ({"tokens_per_pass": 0}, "--tokens-per-pass must be at least 1, got 0"),
@@ -516,9 +519,9 @@ def test_a_film_of_one_text_is_written_beside_it(tmp_path, capsys):
     assert title.text == printed.out.rstrip("\n")
     for asked, message in (
         (["--film", str(film)], f"--film must be a new file, and {film} exists"),
-        (["--film", str(tmp_path / "film.gif")], "--film must be a file called .svg"),
-        (["--film", str(tmp_path / "a.svg"), "--out", str(tmp_path / "a.svg")], "must be two files"),
-        (["--count", "2", "--film", str(tmp_path / "two.svg")], "--film is of one text, got 2"),
+        (["--film", str(tmp_path / "film.gif")], "--film must be a file named .svg"),
+        (["--film", str(tmp_path / "a.svg"), "--out", str(tmp_path / "a.svg")], "must be different files"),
+        (["--count", "2", "--film", str(tmp_path / "two.svg")], "--film shows one text, got 2"),
     ):
         assert main([*words, *asked]) == 1
         assert message in capsys.readouterr().err
@@ -560,7 +563,7 @@ def test_a_rule_is_named_with_its_fields():
         ("steps steps=3 steps=4", "--unmasking steps: steps is given twice"),
         (
             "plain box",
-            r"takes KIND \[field=value ...\], got 'box' after plain: a model and prompts go before",
+            r"takes KIND \[field=value ...\], got 'box' after plain: put the model and prompts before",
         ),
     ],
 )

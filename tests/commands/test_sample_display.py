@@ -289,7 +289,7 @@ def test_a_redrawn_text_begins_anew_on_the_screen():
     printed, _ = shown(terminal(), of_letters(4), ["aa"], settings)
     *drawn, last = frames(printed)
     assert sum(frame.strip("\n") == "aa" for frame in drawn) == 3
-    assert re.search(r"1 by entropy; 2 drawn again, [1-9]\d* passes for nothing\.", last)
+    assert re.search(r"1 by entropy; 2 drawn again, [1-9]\d* passes wasted\.", last)
 
 
 @every_method
@@ -503,7 +503,7 @@ def test_the_summary_counts():
     number = r"([\d,]+)"
     pattern = (
         rf"{number} tokens written in ([\d.]+) s: ([\d,.]+) tokens/s\. {number} evaluations of the network\. "
-        rf"Stopped: (.+); {number} drawn again, {number} passes for nothing\."
+        rf"Stopped: (.+); {number} drawn again, {number} passes wasted\."
     )
     matched = re.fullmatch(pattern, summary)
     assert matched, summary
@@ -524,8 +524,8 @@ def test_the_summary_counts():
     ("written", "fills", "said"),
     [
         (1, 0, "1 token written in 2.0 s: 0.5 tokens/s. 1 evaluation of the network. Stopped"),
-        (1, 1, "1 evaluation of the network, and 1 pass to read what was given. Stopped"),
-        (1000, 2, "1,000 evaluations of the network, and 2 passes to read what was given. Stopped"),
+        (1, 1, "1 evaluation of the network, and 1 pass to read the prompts. Stopped"),
+        (1000, 2, "1,000 evaluations of the network, and 2 passes to read the prompts. Stopped"),
     ],
 )
 def test_the_summary_says_nothing_of_none_and_knows_one_from_many(written, fills, said):
@@ -775,7 +775,7 @@ def test_what_another_run_left_is_kept(tmp_path, capsys):
         assert out.read_text() == expected
         kept = tmp_path / "texts.jsonl.partial.1"
         assert kept.read_text() == line
-        assert f"{partial} is kept as {kept}: its lines are of other texts" in capsys.readouterr().err
+        assert f"{partial} is kept as {kept}: its lines come from other texts" in capsys.readouterr().err
         kept.unlink()
         assert [path.name for path in tmp_path.iterdir()] == ["texts.jsonl"]
 
@@ -791,7 +791,7 @@ def test_the_same_command_goes_on_with_what_it_wrote_before_it_was_stopped(lines
     partial.write_text("".join(first) + expected[:40])  # the last line was torn
     console = pipe()
     texts = run_sample(model, prompts, replace(settings, batch_size=5), out=out, console=console)
-    assert f"continuing after the {lines} lines of {partial}" in capsys.readouterr().err
+    assert f"continuing after {lines} lines of {partial}" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["texts.jsonl"]
     written = [json.loads(line) for line in out.read_text().splitlines()]
     assert [line["text"] for line in written] == [json.loads(line)["text"] for line in expected.splitlines()]
@@ -801,10 +801,10 @@ def test_the_same_command_goes_on_with_what_it_wrote_before_it_was_stopped(lines
 
 
 def test_a_folder_must_be_there(tmp_path):
-    with pytest.raises(ValueError, match=r"--out must be in an existing folder, and .*nowhere is none"):
+    with pytest.raises(ValueError, match=r"--out must be in an existing folder, and .*nowhere is not one"):
         run_sample(of_bytes(), ["a"], WHOLE, out=tmp_path / "nowhere" / "texts.jsonl", console=pipe())
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"--out must be in an existing folder, and .*file is none"):
+    with pytest.raises(ValueError, match=r"--out must be in an existing folder, and .*file is not one"):
         check_new_file(tmp_path / "file" / "texts.jsonl")
     with pytest.raises(ValueError, match=r"--out must be a new file, and .* exists"):
         check_new_file(tmp_path)
@@ -895,5 +895,5 @@ def test_the_summary_counts_drafts_by_their_places():
         [sum(x) for x in zip(*(getattr(s, n) for s in samples), strict=True)] for n in ("drafted", "accepted")
     )
     shares = ", ".join(f"{a / b:.0%}" for a, b in zip(right, drafted, strict=True))
-    assert f": {written / passes:.2f} tokens a pass; of {sum(drafted):,} drafts " in printed
-    assert f" drafts {sum(right):,} were right, by place {shares}. Stopped: " in printed
+    assert f": {written / passes:.2f} tokens per pass; of {sum(drafted):,} drafts " in printed
+    assert f" drafts {sum(right):,} were accepted, by position {shares}. Stopped: " in printed

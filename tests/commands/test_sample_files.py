@@ -20,9 +20,9 @@ def test_only_a_newline_ends_a_line(tmp_path):
         ({"words": "human"}, "line 2 must have a text in its field text, or be a line of .*human"),
         ({"text": 3}, "line 2 must have a text in its field text, or be a line of .*: 3"),
         ({"text": "human"}, "samples written in one way, got 2 different settings"),
-        ({"text": "cut", "settings": {}}, "line 2 must be a sample .*of another kind: documents, length"),
-        ({**LINE, "entropy": "4"}, "missing or of another kind: entropy$"),
-        ({**LINE, "documents": [1]}, "missing or of another kind: documents$"),
+        ({"text": "cut", "settings": {}}, "line 2 must be a sample .*of the wrong type: documents, length"),
+        ({**LINE, "entropy": "4"}, "missing or of the wrong type: entropy$"),
+        ({**LINE, "documents": [1]}, "missing or of the wrong type: documents$"),
         ([], "line 2 must have a text in its field text"),
         ({**LINE, "settings": {"length": 9}}, "samples written in one way, got 2 different settings"),
         ({**LINE, "dtype": "bfloat16"}, "samples written in one way, got 2 different settings"),
@@ -47,7 +47,7 @@ def test_an_empty_or_broken_file_is_refused(tmp_path):
 
 def test_another_file_is_no_source(tmp_path):
     (tmp_path / "texts.csv").write_text("A text.")
-    with pytest.raises(ValueError, match=r"sources must be runs, .* \.txt, got the file .*texts\.csv"):
+    with pytest.raises(ValueError, match=r"sources must be runs, .* \.txt\), got the file .*texts\.csv"):
         open_source(str(tmp_path / "texts.csv"))
 
 
@@ -71,7 +71,7 @@ def test_texts_of_other_code_have_their_texts_alone(tmp_path):
 def test_texts_of_other_code_must_not_have_a_prompt_either(tmp_path):
     found = Samples.read(written(tmp_path, {"text": "Once upon a time.", "prompt": "Once"}))
     with pytest.raises(
-        ValueError, match=r"sample 0 of .* must be written from nothing, .* that has a prompt"
+        ValueError, match=r"sample 0 of .* must be written from scratch, .* that has a prompt"
     ):
         found.require_from_nothing()
 
@@ -80,7 +80,7 @@ def test_texts_of_other_code_must_not_have_a_prompt_either(tmp_path):
 def test_samples_with_a_prompt_are_told_apart(given, tmp_path):
     Samples.read(written(tmp_path, {**LINE, "prompt": ""})).require_from_nothing()
     with pytest.raises(
-        ValueError, match=r"sample 1 of .* must be written from nothing, without a prompt, got"
+        ValueError, match=r"sample 1 of .* must be written from scratch, without a prompt, got"
     ):
         Samples.read(written(tmp_path, LINE, {**LINE, **given})).require_from_nothing()
 

@@ -284,7 +284,7 @@ def test_the_same_command_goes_on_where_it_was_interrupted(begun, tmp_path, monk
     capsys.readouterr()
     assert main(begun) == 0
     said = capsys.readouterr().err
-    assert said == f"continuing after the 6 lines of {partial}\nwrote {out}: 8 documents\n"
+    assert said == f"continuing after 6 lines of {partial}\nwrote {out}: 8 documents\n"
     assert calls == [2]
     assert out.read_bytes().startswith(before)
     assert texts_of(out) == [f"some text {number}" for number in range(8)]
@@ -307,8 +307,8 @@ def test_lines_of_another_command_are_kept_and_nothing_is_mixed(change, begun, t
     assert main(words) == 0
     said, kept = capsys.readouterr().err, tmp_path / "out.jsonl.partial.1"
     which = "its lines after the first 2" if change == "texts" else "its lines"
-    assert f"{partial} is kept as {kept}: {which} are of other texts, weights or settings\n" in said
-    assert ("continuing after the 2 lines" in said) == (change == "texts")
+    assert f"{partial} is kept as {kept}: {which} come from other texts, weights or settings\n" in said
+    assert ("continuing after 2 lines" in said) == (change == "texts")
     assert kept.read_bytes() == before
     assert not partial.exists()
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
@@ -398,7 +398,7 @@ def test_what_comes_before_a_broken_line_is_kept(tmp_path, capsys):
     assert [json.loads(line)["text"] for line in lines] == ["one", "two"]
     texts.write_text('{"text": "one"}\n{"text": "two"}\n{"text": "three"}\n')
     assert main(["score", str(tmp_path / "m"), str(texts), "--out", str(out)]) == 0
-    assert "continuing after the 2 lines of" in capsys.readouterr().err
+    assert "continuing after 2 lines of" in capsys.readouterr().err
     assert texts_of(out) == ["one", "two", "three"]
 
 

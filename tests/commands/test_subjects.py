@@ -25,7 +25,7 @@ def run(tmp_path):
 
 
 def test_it_is_the_last_stage_that_was_begun(run, capsys):
-    said = f"{run} is a run of several stages: taking the last that was begun, {run / 'ar'}\n"
+    said = f"{run} is a run of several stages: using the last one begun, {run / 'ar'}\n"
     assert one_model(run) == run / "ar"
     assert capsys.readouterr() == ("", said)
     subject = Subject.open(str(run), device="cpu")
@@ -43,12 +43,12 @@ def test_everything_else_is_taken_as_it_is(run, tmp_path, capsys):
 def test_a_run_is_sampled_and_converted_by_its_last_stage(run, tmp_path, capsys):
     out = tmp_path / "texts.jsonl"
     assert main(["sample", str(run), "ab", "--out", str(out)]) == 0
-    assert f"taking the last that was begun, {run / 'ar'}\n" in capsys.readouterr().err
+    assert f"using the last one begun, {run / 'ar'}\n" in capsys.readouterr().err
     record = json.loads(out.read_text())
     assert record["text"] == of_bytes(4).generate("ab")[0].text
     assert (record["model"], record["weights"]) == (str(run / "ar"), Subject.open(run / "ar").weights)
     assert main(["convert", str(run), str(tmp_path / "converted")]) == 0
-    assert f"taking the last that was begun, {run / 'ar'}\n" in capsys.readouterr().err
+    assert f"using the last one begun, {run / 'ar'}\n" in capsys.readouterr().err
     config = json.loads((tmp_path / "converted" / "config.json").read_text())
     assert config == json.loads((run / "ar" / "model" / "config.json").read_text())
 

@@ -75,10 +75,9 @@ def test_a_train_without_anything_to_train_is_refused(capsys):
     assert "a preset or --config must be given" in fails(capsys, "train")
     error = fails(capsys, "train", "dmeo")
     assert (
-        error
-        == "bd3lm: there is no preset 'dmeo', did you mean 'demo'? `bd3lm presets` lists those there are\n"
+        error == "bd3lm: there is no preset 'dmeo', did you mean 'demo'? `bd3lm presets` lists the presets\n"
     )
-    assert "which does not exist" in fails(capsys, "train", "demo", "--config", "/no/such.yaml")
+    assert "does not exist" in fails(capsys, "train", "demo", "--config", "/no/such.yaml")
     assert "block" in fails(capsys, "train", "demo", "--show", "--block", "3")
 
 
@@ -115,7 +114,7 @@ def test_a_misspelt_stage_suggests_the_right_one(capsys):
     [
         (
             "--block.start_from /nowhere",
-            "block.start_from must be an earlier stage (ar, ar_longer), by default the last of them",
+            "block.start_from must be an earlier stage (ar, ar_longer; default: the last of them)",
         ),
         (
             "--block.parallel fsdp",
@@ -123,10 +122,16 @@ def test_a_misspelt_stage_suggests_the_right_one(capsys):
         ),
         (
             "--from a --ar.method.kind foo",
-            "with --from only the stage block is run, got flags --ar.any.field",
+            "with --from only the stage block runs, got flags --ar.any.field",
         ),
-        ("--from a --start_from b", "--from says what to start from, got --start_from too: give one of them"),
-        ("--from a --block.start_from b", "--from says what to start from, got --start_from too: give one "),
+        (
+            "--from a --start_from b",
+            "--from and --start_from both set the start of training: give only one of them",
+        ),
+        (
+            "--from a --block.start_from b",
+            "--from and --start_from both set the start of training: give only one ",
+        ),
     ],
 )
 def test_a_flag_that_would_be_ignored_is_refused(words, said, capsys):
@@ -198,7 +203,7 @@ def test_train_from_another_run(two, tmp_path, capsys):
 def test_a_folder_that_holds_a_run(two, tmp_path, capsys):
     words = ["train", "two", "--out", str(tmp_path), "--device", "cpu", "--train.steps", "2"]
     assert main(words) == 0
-    assert "holds a run; give --resume" in fails(capsys, *words)
+    assert "holds a run already; use --resume" in fails(capsys, *words)
     capsys.readouterr()
     assert main([*words, "--resume"]) == 0
     printed = capsys.readouterr().out
@@ -234,7 +239,7 @@ def test_a_run_that_is_resumed_without_its_preset_takes_flags_and_no_start(two, 
     words = ["train", "--out", str(tmp_path / "run"), "--resume", "--device", "cpu"]
     assert "--resume needs a run to continue" in fails(capsys, *words)
     assert main(["train", "two", *words[1:3], "--device", "cpu", "--train.steps", "2"]) == 0
-    assert "--from is for a new run" in fails(capsys, *words, "--from", "box")
+    assert "--from starts a new run" in fails(capsys, *words, "--from", "box")
     assert "Different: optimizer.lr" in fails(capsys, *words, "--optimizer.lr", "0.5")
     assert "did you mean 'block'" in fails(capsys, *words, "--blok.train.steps", "4")
     assert main([*words, "--block.train.micro_batch", "2"]) == 0

@@ -84,7 +84,7 @@ def test_each_kind_of_model_stays_what_it_is_and_learns(kind, models, file, tmp_
     assert tune(models[kind], file, *PLAINLY, "--out", out, *FEW) == 0
     said = capsys.readouterr().out
     assert f"conversations in {out / 'data'}: train 38, valid 2" in said
-    assert f"next: bd3lm eval {out}, " in said
+    assert f"next: bd3lm eval {out} measures " in said
     before, after = load(models[kind])[1], load(out)[1]
     assert (after.method, after.base) == (before.method, before.base)
     assert after.network == replace(before.network, dropout=0.0)
@@ -98,7 +98,7 @@ def test_each_kind_of_model_stays_what_it_is_and_learns(kind, models, file, tmp_
     assert main(["eval", str(out)]) == 0
     if kind in ("joint", "drafter"):
         assert main(["acceptance", str(out), "--temperature", "1"]) == 0
-        assert f"      bd3lm acceptance {out}, how often its drafts" in said
+        assert f"      bd3lm acceptance {out} measures how often its drafts" in said
 
 
 @pytest.mark.parametrize("kind", ["ar", "block", "joint"])
@@ -106,7 +106,7 @@ def test_additions_are_saved_alone_and_merged_into_their_model(kind, models, fil
     """In PEFT's layout, beside the name and hash of the model: what is loaded is a model like any other."""
     words = [file, *PLAINLY, "--rank", "4", *FEW]
     assert tune(models[kind], *words, "--out", tmp_path / "run") == 0
-    assert "to the bit" not in capsys.readouterr().out
+    assert "which is exactly that of" not in capsys.readouterr().out
     folder = tmp_path / "run" / "model"
     names = {each.name for each in folder.iterdir()}
     assert names >= {"adapter_config.json", "adapter_model.safetensors", "config.json", "tokenizer.json"}
@@ -316,13 +316,19 @@ def test_bad_templates_are_one_line_and_nothing_is_written(template, said, model
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["{ar}"], "there are no conversations: give files of them, or --data FOLDER"),
-        ([], "MODEL must be given, or --resume and the --out of a run; the model comes first, and the files"),
+        (["{ar}"], "there are no conversations to train on: give files, or --data FOLDER"),
+        ([], "MODEL must be given, or --resume with the --out of a run; MODEL comes first, then the files"),
         (["{ar}", "none.jsonl"], "there is no file or folder none.jsonl"),
-        (["{ar}", "{file}", "--steps", "2", "--epochs", "2"], "--steps and --epochs both say how long"),
+        (
+            ["{ar}", "{file}", "--steps", "2", "--epochs", "2"],
+            "--steps and --epochs both set the length of training",
+        ),
         (["{ar}", "{file}", "--steps", "0"], "--steps must be at least 1, got 0"),
         (["{ar}", "{file}", "--rank", "0"], "--rank must be at least 1, got 0"),
-        (["{drafter}", "{file}", *PLAINLY, "--rank", "2"], "--rank is for models whose weights learn, and "),
+        (
+            ["{drafter}", "{file}", *PLAINLY, "--rank", "2"],
+            "--rank is for models whose weights are trained, and ",
+        ),
         (["{ar}", "{file}", *PLAINLY, "--rank", "17"], "additions must be a rank up to hidden 16, or 0"),
         (["{ar}", "{file}", "--epochs", "0"], "--epochs must be above 0 and at most 10,000, got 0"),
         (
@@ -336,19 +342,22 @@ def test_bad_templates_are_one_line_and_nothing_is_written(template, said, model
         ),
         (
             ["{ar}", "{file}", "--data", "{text}"],
-            "--data is conversations that are prepared already, got files",
+            "--data is conversations that are already tokenized, and files",
         ),
         (["{ar}", "--data", "{text}"], "--data must hold conversations, and "),
         (["{ar}", "--data", "nowhere"], "--data must be a folder that `bd3lm data prepare --chat` wrote"),
         (
             ["{ar}", "--data", "{text}", "--answers", "last"],
-            "--answers is for files of conversations, got --data",
+            "--answers needs files of conversations, got --data",
         ),
-        (["{ar}", "{file}", *PLAINLY, "--data.context", "500"], "data.context must be at most the 96 of"),
+        (
+            ["{ar}", "{file}", *PLAINLY, "--data.context", "500"],
+            "data.context must be at most the context of",
+        ),
         (["{ar}", "{file}", *PLAINLY, "--data.context", "16"], "more than the context of 16, and so have"),
         (
             ["{ar}", "{file}", *PLAINLY, "--start_from", "x"],
-            "--start_from is MODEL here, the model comes first",
+            "--start_from is MODEL in this command: MODEL comes first",
         ),
     ],
     ids=lambda each: " ".join(each)[:40] if isinstance(each, list) else "",
@@ -371,7 +380,7 @@ def test_a_field_that_no_recipe_has_is_said_before_anything_is_written(words, mo
 def test_a_folder_that_holds_a_run_is_left_alone(models, file, tmp_path, capsys):
     words = [models["ar"], file, *PLAINLY, "--out", tmp_path / "run", *FEW]
     assert tune(*words) == 0
-    assert "holds a run; give --resume" in fails(capsys, "tune", *map(str, words))
+    assert "holds a run already; use --resume" in fails(capsys, "tune", *map(str, words))
 
 
 def test_long_conversations_are_left_out_where_asked(models, tmp_path, capsys):
@@ -394,14 +403,14 @@ def test_what_stands_behind_the_last_answer_is_said_to_be_left_out(models, tmp_p
     rows[1]["messages"].append({"role": "user", "content": "and?"})
     file = written(tmp_path / "a.jsonl", rows)
     assert tune(models["ar"], file, *PLAINLY, "--out", tmp_path / "run", *FEW) == 0
-    assert "left out what stands behind the last answer of 1 conversation\n" in capsys.readouterr().err
+    assert "left out the messages after the last answer in 1 conversation\n" in capsys.readouterr().err
 
 
 def test_text_that_is_a_conversation_is_told_of_the_flag(file, tmp_path, capsys):
     said = fails(capsys, "data", "prepare", str(file), str(tmp_path / "d"), "--tokenizer", "bytes")
     assert "has no text in a field 'text': it has messages; use --chat to read conversations" in said
     words = ["data", "prepare", str(file), str(tmp_path / "e"), "--tokenizer", "bytes"]
-    assert "--answers is for conversations, which --chat reads" in fails(capsys, *words, "--answers", "last")
+    assert "--answers needs --chat" in fails(capsys, *words, "--answers", "last")
     for flag in (["--bos"], ["--no-eos"], ["--field", "x"], ["--text-unit", "line"]):
-        assert f"{flag[0]} is for text, got --chat too" in fails(capsys, *words, "--chat", *flag)
+        assert f"{flag[0]} is for text, and --chat is given" in fails(capsys, *words, "--chat", *flag)
     assert not (tmp_path / "e").exists()

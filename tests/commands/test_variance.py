@@ -141,7 +141,7 @@ def test_any_model_is_measured_on_the_text_it_is_told(run, tmp_path, capsys):
     assert own["result"] == alone["result"]
     capsys.readouterr()
     assert main(["variance", str(model)]) == 1
-    said = f"{model} is no training run, so its data is not known: say which with --data"
+    said = f"{model} is not a training run, so its data is unknown: name the data with --data"
     assert capsys.readouterr().err == f"bd3lm: {said}\n"
 
 
@@ -234,7 +234,7 @@ def test_a_run_of_several_stages_is_its_last(run, capsys):
     assert main(["variance", str(run), "--batches", "1"]) == 0
     printed = capsys.readouterr()
     assert printed.err.startswith(
-        f"{run} is a run of several stages: taking the last that was begun, {run / 'block'}\n"
+        f"{run} is a run of several stages: using the last one begun, {run / 'block'}\n"
     )
     assert "counts" in printed.out
 
@@ -245,7 +245,7 @@ def test_bad_input_is_one_line(run, capsys):
         ([str(run / "block"), "--gradients", "1"], "--gradients must be 0 or at least 2, got 1"),
         ([str(run / "block"), "--batch-size", "0"], "--batch-size must be at least 1, got 0"),
         ([str(run / "block"), "--data", "nowhere"], "nowhere is neither a file or folder nor one of"),
-        (["box"], "box is no training run, so its data is not known: say which with --data"),
+        (["box"], "box is not a training run, so its data is unknown: name the data with --data"),
     ):
         assert main(["variance", *words]) == 1
         assert message in capsys.readouterr().err

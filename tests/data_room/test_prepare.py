@@ -477,7 +477,7 @@ def test_a_full_disk_is_one_clear_line_and_the_work_goes_on_after(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(AtomicFile, "write", full)
-        with pytest.raises(OSError, match="the disk is full; what is finished is kept") as raised:
+        with pytest.raises(OSError, match="the disk is full; finished files are safe") as raised:
             run(tmp_path)
     assert raised.value.filename == str(tmp_path)
     assert not list(tmp_path.glob("*.tmp"))

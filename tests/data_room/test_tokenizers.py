@@ -386,5 +386,5 @@ def test_the_tokenizer_in_the_box_is_called_by_its_name(
     monkeypatch.chdir(tmp_path)
     assert load_tokenizer("box") == load_tokenizer(BOX_FOLDER)
     (tmp_path / "box").mkdir()
-    with pytest.raises(ValueError, match=r"tokenizer 'box' is the model .* write \./box for what is here"):
+    with pytest.raises(ValueError, match=r"tokenizer 'box' is the model .* use \./box for the local one"):
         load_tokenizer("box")

@@ -362,7 +362,7 @@ def test_training_goes_on_from_a_file_on_text_in_its_own_tokens(
     capsys.readouterr()
     assert main([*train, "--data.path", str(tmp_path / "other"), "--out", str(tmp_path / "no")]) == 1
     said = capsys.readouterr().err
-    assert "has a tokenizer of its own, and" in said
+    assert "has its own tokenizer, and" in said
     assert f"--tokenizer {file}` and train on it" in said
 
 

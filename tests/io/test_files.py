@@ -153,7 +153,7 @@ def test_a_file_system_without_locks_is_said_to_hold_nothing(
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_said_plainly(tmp_path: Path, number: int) -> None:
     with (
-        pytest.raises(OSError, match="the disk is full; what is finished is kept") as raised,
+        pytest.raises(OSError, match="the disk is full; finished files are safe") as raised,
         full_disk_explained(tmp_path),
     ):
         raise OSError(number, "No space left on device")

@@ -196,7 +196,7 @@ def test_damage_under_a_reader_is_found_at_the_next_read(size: int, path: Path) 
     time.sleep(0.02)
     path.write_bytes(bytes(size))
     for _ in range(2):  # and at the one after that
-        with pytest.raises(ValueError, match=r"data\.bin is damaged: .*; it was whole when it was opened$"):
+        with pytest.raises(ValueError, match=r"data\.bin is damaged: .*; it was intact when it was opened$"):
             file.read(0, 9)
 
 

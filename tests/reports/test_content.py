@@ -77,8 +77,8 @@ def test_columns_skip_rows_that_lack_them():
     ("runs", "message"),
     [
         ((), "runs must hold at least one run"),
-        ((run("a"), run("a")), "runs must be different ones, got a 2 times"),
-        ((run("x/a"), run("x/a/")), "runs must be different ones, got x/a 2 times"),
+        ((run("a"), run("a")), "runs must be different, got a 2 times"),
+        ((run("x/a"), run("x/a/")), "runs must be different, got x/a 2 times"),
         ((run("a", log=[]),), "a/metrics.csv must hold rows of a training log, got none"),
     ],
 )

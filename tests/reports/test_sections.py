@@ -568,7 +568,10 @@ def test_the_film_of_the_box_stands_for_those_of_models_that_cannot_write():
     result = {"title": BLOCKS, "parameters": 7_900_000, "film": film()["result"]}
     report = one(film(), {**film(), "kind": "box_film", "result": result})
     (part,) = section(report, "A text being written")
-    assert "`box`, which comes with bd3lm: block diffusion, blocks of 2, 7.9M parameters" in part.caption
+    assert (
+        "`box`, which comes with bd3lm, because the models below have learned too little to write: block "
+        "diffusion, blocks of 2, 7.9M parameters"
+    ) in part.caption
     listing = section(one({**film(), "kind": "box_film", "result": result}), "Not measured")[1]
     assert not [item for item in listing.items if "film" in item]
 

@@ -46,7 +46,7 @@ def test_a_bound_is_no_defeat():
     """What is at most 60 may be less than 50; what is at most 30 is less than 50."""
     exact = of("a", "A", 50.0, **SHORT)
     above, below = (of("b", "B", figure, meaning="bound", **SHORT) for figure in (60.0, 30.0))
-    assert "which model is better is not known" in said(exact, above)
+    assert "it is not known which model is better" in said(exact, above)
     assert "B predicts held-out text better than A: perplexity ≤ 30" in said(exact, below)
 
 

@@ -101,11 +101,11 @@ def test_a_context_holds_whole_groups_and_as_many_as_the_model_reads(masks, most
         ({"to": "chat"}, "--to must be one of drafter, joint, block, got 'chat'"),
         ({"to": "drafter", "rank": 0}, "--rank must be at least 1, got 0"),
         ({"to": "drafter", "masks": 0}, "--masks must be at least 1, got 0"),
-        ({"to": "drafter", "steps": 1}, "--steps must be at least 2, one for each stage, got 1"),
-        ({"to": "drafter", "block_size": 4}, "--block-size is for --to joint or block, got 4"),
+        ({"to": "drafter", "steps": 1}, "--steps must be at least 2, one per stage, got 1"),
+        ({"to": "drafter", "block_size": 4}, "--block-size needs --to joint or block, got 4"),
         ({"to": "drafter", "aim": "best"}, "--aim must be one of hard, soft, overlap, got 'best'"),
-        ({"to": "joint", "rank": 8}, "--rank is for --to drafter, got 8 with --to joint"),
-        ({"to": "block", "masks": 8}, "--masks is for --to drafter, got 8 with --to block"),
+        ({"to": "joint", "rank": 8}, "--rank needs --to drafter, got 8 with --to joint"),
+        ({"to": "block", "masks": 8}, "--masks needs --to drafter, got 8 with --to block"),
         ({"to": "joint", "block_size": 32, "most_context": 16}, "--block-size must be at most the 16 tokens"),
     ],
 )
@@ -127,17 +127,25 @@ JOINT = replace(BLOCKS, joint=True)
 @pytest.mark.parametrize(
     ("model", "to", "said"),
     [
-        (config(BLOCKS), "drafter", "m is block diffusion, blocks of 4: --to joint makes one of it"),
-        (config(DrafterMethod(), additions=4), "joint", "only additions to those of the/base: adapt that"),
+        (
+            config(BLOCKS),
+            "drafter",
+            "m is block diffusion, blocks of 4; first make a joint model with --to joint",
+        ),
+        (
+            config(DrafterMethod(), additions=4),
+            "joint",
+            "only additions to the weights of the/base: adapt that",
+        ),
         (
             config(DrafterMethod(), additions=4),
             "drafter",
-            "--rank must be 4, that of the additions that m has",
+            "--rank must be 4, the rank of the additions that m already has",
         ),
         (
             config(ScoreEntropyMethod(), adaln=True, time_conditioning=True),
             "block",
-            "need an autoregressive model, or one of masked diffusion, and m is SEDD",
+            "need an autoregressive or masked diffusion model, and m is SEDD",
         ),
     ],
 )

@@ -99,7 +99,7 @@ def test_what_is_not_given_is_not_shown_and_comes_back() -> None:
         ),
         (
             {"size": "checkpoint", "layers": 2},
-            "beside which only additions, additions_at, dropout may be given, got layers",
+            "only additions, additions_at, dropout may be given with it, got layers",
         ),
         ({"vocab_size": 5}, "network.vocab_size: unknown key"),
     ],
@@ -254,13 +254,13 @@ def test_additions_to_a_checkpoint_start_as_none(data: Path, tmp_path: Path) -> 
         (
             TransformerConfig(vocab_size=TOKENS, context=8, **SHAPE),
             {},
-            "data.context must be at most the 8 of {model}, from which the network is taken, got 16",
+            "data.context must be at most the context of {model}, 8, whose network is used, got 16",
         ),
         (
             TransformerConfig(vocab_size=TOKENS - 2, context=16, **SHAPE),
             {},
-            f"start_from must be of a model that reads the {TOKENS} tokens of the data, or all but its mask "
-            f"where that is the last, got {{model}}, which reads {TOKENS - 2}",
+            f"start_from must be a model that reads the {TOKENS} tokens of the data, or all but its mask if "
+            f"that is the last, got {{model}}, which reads {TOKENS - 2}",
         ),
         (
             TransformerConfig(vocab_size=TOKENS - 1, context=16, **SHAPE),

@@ -94,12 +94,12 @@ def test_an_interrupted_writing_goes_on_byte_for_byte(torn, model, whole, tmp_pa
     ],
 )
 def test_texts_of_another_writing_are_not_mixed(changes, said, model, whole, tmp_path):
-    with pytest.raises(ValueError, match=f"holds texts of another writing .*{said}.* give another --out"):
+    with pytest.raises(ValueError, match=f"holds texts with other settings .*{said}.* use another --out"):
         _ = author(model, whole, **changes).left
     steps = author(model, tmp_path / "own.jsonl").write()
     next(steps)
     steps.close()
-    with pytest.raises(ValueError, match="partial holds texts of another writing"):
+    with pytest.raises(ValueError, match="partial holds texts with other settings"):
         _ = author(model, tmp_path / "own.jsonl", **changes).left
 
 

@@ -400,7 +400,7 @@ def test_a_corpus_has_the_papers_tokenizer(
 
     monkeypatch.setattr("bd3lm.data.load_tokenizer", absent)
     assert main(["data", "prepare", corpus, str(tmp_path / "data")]) == 1
-    assert f"no {tokenizer}. {tokenizer} is the default here" in capsys.readouterr().err
+    assert f"no {tokenizer}. {tokenizer} is the default tokenizer here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -295,7 +295,7 @@ def test_the_data_of_a_run_is_opened_and_not_made_again(tmp_path, monkeypatch):
     assert run_data(recipe, tmp_path / "run").fingerprint == made.fingerprint
     assert run_data(recipe, tmp_path / "run" / "stage").fingerprint == made.fingerprint
     assert prepare_builtin(recipe, tmp_path / "run" / "data", Engine()).fingerprint == made.fingerprint
-    with pytest.raises(ValueError, match="trained on the built-in corpus, whose tokens must lie in"):
+    with pytest.raises(ValueError, match="trained on the built-in corpus, whose tokens must be in"):
         run_data(recipe, tmp_path / "other")
 
 

@@ -345,9 +345,9 @@ def test_negative_numbers_are_values():
         (["steps", "3"], "expected --any.field value, got 'steps'"),
         (["--train.steps"], "--train.steps needs a value, got none"),
         (["--train.steps", "--show"], "--train.steps needs a value, got none"),
-        (["--train", "3", "--train.steps", "3"], "--train.steps sets a part of something"),
-        (["--train.steps", "3", "--train", "3"], "--train sets whole something of which another flag sets"),
-        (["--plugins.a", "b"], "to load a plugin give --plugin"),
+        (["--train", "3", "--train.steps", "3"], "--train.steps sets a part of a field"),
+        (["--train.steps", "3", "--train", "3"], "--train sets a field as a whole, and another flag sets"),
+        (["--plugins.a", "b"], "to load a plugin use --plugin"),
         (["--"], "expected --any.field value"),
     ],
 )
@@ -395,7 +395,7 @@ def test_a_text_that_was_written_is_read_as_one(text, tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "config must be a YAML file, got {file}, which does not exist"),
+        (None, "--config must be a YAML file, and {file} does not exist"),
         (b"train: caf\xe9", "{file} must be UTF-8 text: "),
         (b"train: [", "{file} is not YAML"),
         (b"- train", "{file} must hold a mapping of settings, got list"),
@@ -531,7 +531,7 @@ def test_ssd_lm_has_no_nelbo_whose_variance_could_be_tracked():
 
 @pytest.mark.parametrize("plugins", [["a.py"], {"tails": 3}, "a.py"])
 def test_what_a_recipe_may_say_of_plugins(plugins):
-    with pytest.raises(ValueError, match="plugins must say for each kind its file or module"):
+    with pytest.raises(ValueError, match="plugins must map each kind to its file or module"):
         recipe_from_dict({**SMALLEST, "plugins": plugins}, where="recipe")
 
 

@@ -153,7 +153,7 @@ def test_texts_that_cannot_be_written_stop_nothing(data, tmp_path, capsys, monke
     assert run.trainer.step == 6
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in lines if "sample" in line] == [
-        f"no sample texts of step {step}, and training goes on" for step in (3, 6)
+        f"no sample texts of step {step}, training continues" for step in (3, 6)
     ]
     assert not any("\x1b" in line for line in lines)
     assert rows(tmp_path)[-1]["valid_nats"]
@@ -188,7 +188,9 @@ def test_what_cannot_be_written_is_refused_before_anything_is_trained(data, tmp_
 def test_texts_need_something_to_validate_on(tmp_path):
     corpus = ListCorpus({"train": random_texts(8)})
     shards = prepare(corpus, byte_tokenizer(), tmp_path / "shards", progress=False)
-    with pytest.raises(ValueError, match=r"the variance trackers and sample texts need a sequence"):
+    with pytest.raises(
+        ValueError, match=r"the variance trackers and sample texts need at least one sequence"
+    ):
         plan_run(tiny_recipe(shards.folder, TEXTS), tmp_path / "run")
 
 

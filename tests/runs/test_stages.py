@@ -88,9 +88,7 @@ def test_files_that_hold_no_settings_are_refused(text, message, tmp_path):
 
 
 def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"config must be a YAML file, got .*none.yaml, which does not exist"
-    ):
+    with pytest.raises(ValueError, match=r"--config must be a YAML file, and .*none.yaml does not exist"):
         resolve_stages("demo", config=tmp_path / "none.yaml")
 
 
@@ -136,7 +134,7 @@ def test_a_curriculum_is_written_as_stages(tmp_path):
     assert {name: getattr(recipe.method, "block_size", None) for name, recipe in stages} == sizes
     [(last, recipe)] = resolve_stages(None, config=file, start_from="somewhere")
     assert (last, recipe.start_from) == ("sixteen", "somewhere")
-    with pytest.raises(ValueError, match=r"only the stage sixteen is run, got flags --four.any.field"):
+    with pytest.raises(ValueError, match=r"only the stage sixteen runs, got flags --four.any.field"):
         resolve_stages(None, config=file, overrides={"four": {}}, start_from="somewhere")
     with pytest.raises(ValueError, match=r"c.yaml \(stage four\) has a problem:\n  method.block_size: "):
         resolve_stages(None, config=file, overrides={"four": {"method": {"block_size": "x"}}})
@@ -145,7 +143,7 @@ def test_a_curriculum_is_written_as_stages(tmp_path):
 @pytest.mark.parametrize("name", ["a/b", "model", "..", "", 1])
 def test_stages_that_cannot_be_folders_are_refused(name, tmp_path):
     file = write(tmp_path / "c.yaml", {"ar": plain(tmp_path), name: plain(tmp_path)})
-    with pytest.raises(ValueError, match=f"name of a stage is that of its folder .* got {name!r}"):
+    with pytest.raises(ValueError, match=f"name of a stage is also its folder .* got {name!r}"):
         resolve_stages(None, config=file)
 
 

@@ -120,7 +120,9 @@ def test_what_a_run_leaves_behind(finished):
 
 def test_a_folder_that_holds_a_run_is_refused(data, finished):
     before = weights(finished)
-    with pytest.raises(ValueError, match="holds a run; give --resume to go on with it, or another --out"):
+    with pytest.raises(
+        ValueError, match="holds a run already; use --resume to continue it, or another --out"
+    ):
         train(finished, tiny_recipe(data))
     assert weights(finished) == before
 
@@ -178,9 +180,10 @@ def test_why_another_number_of_steps_is_refused_is_said(data, tmp_path):
     train(tmp_path, tiny_recipe(data, decaying))
     with pytest.raises(ValueError, match=r"train\.steps \(6 then, 10 now\)") as caught:
         train(tmp_path, tiny_recipe(data, decaying, {"train": {"steps": 10}}), resume=True)
-    assert f". The learning rate's cosine decay depends on train.steps; --from {tmp_path} with" in str(
-        caught.value
-    )
+    assert (
+        ". The learning rate's cosine decay depends on train.steps; to train longer from its weights use "
+        f"--from {tmp_path} with"
+    ) in str(caught.value)
     with pytest.raises(ValueError, match=r"Different: train\.seed") as caught:
         train(tmp_path, tiny_recipe(data, decaying, {"train": {"seed": 10}}), resume=True)
     assert "decay" not in str(caught.value)
@@ -260,7 +263,7 @@ def everything(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("lost", "message"),
     [
-        ("checkpoints", "holds a model, which would be replaced, and no checkpoint to go on from"),
+        ("checkpoints", "holds a model, which would be replaced, and no checkpoint to continue from"),
         ("recipe.yaml", "holds checkpoints without the recipe.yaml they were trained with"),
     ],
 )
@@ -291,7 +294,7 @@ def test_a_checkpoint_that_was_set_aside_counts(data, finished, tmp_path):
         shutil.rmtree(path)
     (path,) = (out / "checkpoints").iterdir()
     path.rename(path.with_name(f"old-{path.name}"))
-    with pytest.raises(ValueError, match="holds a run; give --resume"):
+    with pytest.raises(ValueError, match="holds a run already; use --resume"):
         train(out, tiny_recipe(data))
 
 
@@ -301,7 +304,7 @@ def test_a_second_process_is_refused_and_the_folder_is_free_after(data, tmp_path
     out = tmp_path / "run"
     out.mkdir()
     few = tiny_recipe(data, {"train": {"steps": 1}})
-    with only_writer(out), pytest.raises(ValueError, match=f"{out} is being trained into by another process"):
+    with only_writer(out), pytest.raises(ValueError, match=f"another process is training in {out}"):
         train(out, few)
     assert list(out.iterdir()) == []
     train(out, few)
@@ -314,7 +317,7 @@ def test_a_run_holds_its_folder_while_it_trains(data, tmp_path, monkeypatch):
     plain_run = Trainer.run
 
     def watched(trainer: Trainer) -> None:
-        with pytest.raises(ValueError, match="is being trained into by another process"):
+        with pytest.raises(ValueError, match="another process is training in"):
             train(tmp_path / "run", recipe, resume=True)
         plain_run(trainer)
 
@@ -520,7 +523,7 @@ def test_a_run_that_cannot_be_leaves_nothing_behind(changes, data, tmp_path):
 
 def test_the_data_of_a_later_stage_is_looked_for_before_the_first_is_trained(staged, tmp_path):
     stages = resolve_stages("two", overrides={"block": {"data": {"path": "nowhere"}}})
-    with pytest.raises(ValueError, match=r"got nowhere, which does not exist; .* if it moved, say where"):
+    with pytest.raises(ValueError, match=r"got nowhere, which does not exist; .* if it has moved, name it"):
         train_stages(stages, tmp_path / "out", console=quiet(), device="cpu")
     assert not (tmp_path / "out").exists()
 
@@ -549,7 +552,7 @@ def test_a_search_without_held_out_text_is_found_before_the_first_is_trained(sta
     prepare(ListCorpus({"train": random_texts(40, seed=0)}), byte_tokenizer(), shards, progress=False)
     search = {"every": 3, "batches": 1, "widths": [0.5], "step": 0.5}
     block = {"data": {"path": str(shards)}, "objective": {"masking": {"kind": "clipped", "search": search}}}
-    with pytest.raises(ValueError, match=f"{shards} has no valid or test split, and the clip search"):
+    with pytest.raises(ValueError, match=f"{shards} has no valid or test split; the clip search"):
         train_stages(
             resolve_stages("two", overrides={"block": block}), tmp_path / "out", console=quiet(), device="cpu"
         )
@@ -596,7 +599,7 @@ def test_a_stage_whose_checkpoints_were_cleared_away_is_not_trained_again(staged
     (run,) = train_stages(stages, tmp_path, resume=True, console=console, device="cpu")
     assert run.trainer.step == 6
     assert everything(tmp_path / "ar") == before
-    assert f"{tmp_path / 'ar'}: no checkpoint, and a later stage has one" in console.file.getvalue()
+    assert f"{tmp_path / 'ar'}: no checkpoint, but a later stage has one" in console.file.getvalue()
     other = resolve_stages("two", overrides={"ar": {"optimizer": {"lr": 0.5}}})
     with pytest.raises(ValueError, match=r"ar was started with another recipe.* optimizer.lr"):
         train_stages(other, tmp_path, resume=True, console=quiet(), device="cpu")

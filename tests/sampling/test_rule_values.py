@@ -57,7 +57,7 @@ def test_a_rule_of_ones_own_is_recorded_once_it_has_a_kind():
         def choose(self, log_p: Tensor, drawn: Tensor, masked: Tensor) -> Tensor:
             raise NotImplementedError
 
-    with pytest.raises(ValueError, match="LeftFirst must set a kind of its own to be saved"):
+    with pytest.raises(ValueError, match="LeftFirst must set its own kind to be saved"):
         plain(LeftFirst())
 
 

@@ -1,4 +1,4 @@
-"""What `bd3lm bench` times: training, forward passes, sampling and attention, each beside a baseline."""
+"""Benchmarks for `bd3lm bench`: training, forward passes, sampling and attention, each with a baseline."""
 
 from bd3lm.bench.attention import AttentionCase, measure_attention
 from bd3lm.bench.forward import measure_forward

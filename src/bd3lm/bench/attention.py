@@ -1,4 +1,4 @@
-"""Attention alone, under the layout of training: FlexAttention against a dense mask, forward and backward."""
+"""Attention alone, under the training layout: FlexAttention against a dense mask, forward and backward."""
 
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -13,7 +13,7 @@ from bd3lm.models import Backend, Bidirectional, BlockDiffusion, Causal, Layout,
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionCase:
-    """One layer's attention over a batch, by one backend."""
+    """One layer's attention over a batch, with one backend."""
 
     shape: Shape = field(default_factory=Shape)
     batch_size: int = 32
@@ -50,7 +50,7 @@ class AttentionCase:
 def measure_attention(
     case: AttentionCase, *, device: torch.device, warmup: int = 3, repeats: int = 20
 ) -> Timing:
-    """Seconds of one layer, in bfloat16 on a GPU and float32 elsewhere."""
+    """Seconds per call for one layer, in bfloat16 on a GPU and float32 elsewhere."""
     if case.backend == "flex" and device.type == "cpu":
         raise ValueError("backend must be 'auto' or 'dense' on a CPU, where 'flex' has no backward pass")
     layout, shape = case.layout(), case.shape

@@ -1,4 +1,4 @@
-"""The forward pass of a training step, network and loss, with nothing kept for a backward pass."""
+"""The forward pass of a training step, network and loss, without keeping activations for a backward pass."""
 
 import torch
 
@@ -12,9 +12,9 @@ from bd3lm.training.step import NetworkRunner, training_sums
 def measure_forward(
     case: TrainingCase, *, device: torch.device, warmup: int = 3, repeats: int = 20
 ) -> Timing:
-    """Seconds of each pass over the same tokens and masks, in bfloat16 on a GPU and float32 elsewhere.
+    """Seconds per pass over the same tokens and masks, in bfloat16 on a GPU and float32 elsewhere.
 
-    Dropout is off. Of what a case says, the average of the weights has no part in it.
+    Dropout is off, and the EMA of the case is not used.
     """
     torch.manual_seed(0)
     network = Transformer(case.shape.network).to(device).eval()
@@ -35,7 +35,5 @@ def measure_forward(
 
     timing = time_calls(once, device=device, warmup=warmup, repeats=repeats)
     if losses and not losses[0].isfinite():
-        raise FloatingPointError(
-            f"the loss of {case.shape.title} is not finite: what a broken pass takes is no speed"
-        )
+        raise FloatingPointError(f"the loss of {case.shape.title} is not finite, so its time means nothing")
     return timing

@@ -1,4 +1,4 @@
-"""Where the time of a call goes: kernels on a GPU, operators on a CPU, put into groups by their names."""
+"""Where the time of a call goes: kernels on a GPU, operators on a CPU, grouped by name."""
 
 import os
 import re
@@ -24,8 +24,8 @@ VIEWS = "views and allocations"
 COMPILED = "compiled code"
 OTHER = "other"
 
-# Those that a pass launches, by function; a test looks for others. The products are of few tokens, with the
-# norm, bias, GELU, gate and residual around them.
+# The functions that a pass launches; a test checks for others. Their products are of few tokens, fused with
+# norm, bias, GELU, gate and residual.
 OUR_KERNELS = {
     "_linear": FUSED,
     "_add_norm": ELEMENTWISE,
@@ -39,18 +39,18 @@ OUR_KERNELS = {
     "_score": DRAWING,
     "_settle": DRAWING,
 }
-# The first that is found in a name decides. What a compiler generates says in its name what it was made from,
-# a bias that it added as "addmm" too, so its kind is looked at before anything else.
+# The first pattern found in a name decides. The name of a generated kernel lists the operations it was made
+# from, even an added bias as "addmm", so the kind is checked before anything else.
 _KERNELS = [
     (group, re.compile(pattern, re.IGNORECASE))
     for group, pattern in (
         (ATTENTION, r"^triton_tem_.*flex_(attention|decoding)"),
         (PRODUCTS, r"^triton_tem_.*mm"),
-        (ATTENTION, r"^triton_tem_"),  # unnamed: a template is of either, and products name theirs
+        (ATTENTION, r"^triton_tem_"),  # unnamed: templates serve either, and products name theirs
         (OPTIMIZER, r"^triton_for_"),
         (ELEMENTWISE, r"^triton_"),
         (COPIES, r"^(memcpy|memset)"),
-        (ATTENTION, r"flash|fmha|sdpa|attention|flex_decoding|cudnn"),  # cuDNN's own is used for nothing else
+        (ATTENTION, r"flash|fmha|sdpa|attention|flex_decoding|cudnn"),  # the only use of cuDNN's own kernels
         (OPTIMIZER, r"multi_tensor_apply|fused_?adam|foreach|lp_?norm|lerp"),
         (PRODUCTS, r"gemm|gemv|nvjet|cutlass|xmma|split_?k|cublas|dot_kernel"),
         (LOSS, r"log_?softmax|nll_loss|cross_?entropy"),
@@ -69,7 +69,7 @@ _OPERATORS = [
         (PRODUCTS, r"^(mkl|mkldnn|onednn)::|::mkldnn_"),
     )
 ]
-# Operators of torch by name, without the ends that say "in place" or "backward".
+# torch operators by name, without the suffixes for "in place" and "backward".
 _ATEN = {
     name: group
     for group, names in (
@@ -101,16 +101,16 @@ _ATEN = {
     )
     for name in names.split()
 }
-# What an operator does inside one of these is theirs, save for the products of the head.
+# An operator inside one of these belongs to it, except for the head's products.
 _OWNERS = (ATTENTION, OPTIMIZER, LOSS)
-# Spans over several kernels, and waiting, which the profiler lists as if they were kernels.
+# Spans over several kernels, and waiting, which the profiler lists like kernels.
 _NO_KERNEL = re.compile(r"^(##|ProfilerStep|Torch-Compiled Region|Optimizer\.)|(^| )Sync$|^Stream Wait")
-_LONGEST, _UNKNOWN, _NAME = 10, 3, 80  # kernels that are kept, also of no group; characters of their names
+_LONGEST, _UNKNOWN, _NAME = 10, 3, 80  # kernels kept, even without a group; characters of a name
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel, or on a CPU one operator: seconds and launches a call."""
+    """One kernel, or on a CPU one operator: seconds and launches per call."""
 
     name: str
     group: str
@@ -122,9 +122,9 @@ class Kernel:
 class Profile:
     """Where the time of a call goes, on average over `calls`.
 
-    `seconds` are those of a call without the profiler, `groups` seconds of kernels, the longest first, which
-    together may take longer than the call where kernels overlap. `idle` is the share of the time from the
-    first kernel to the last in which the GPU ran none, while the profiler slowed the host; None on a CPU.
+    `seconds` are those of a call without the profiler. `groups` are seconds of kernels, longest first; they
+    may add up to more than the call if kernels overlap. `idle` is the share of the time between the first and
+    the last kernel in which the GPU ran none, while the profiler slowed the host; None on a CPU.
     """
 
     calls: int
@@ -135,12 +135,12 @@ class Profile:
 
 
 def profile_calls(call: Callable[[], object], *, device: torch.device, calls: int, seconds: float) -> Profile:
-    """Profile calls that were made before, so that nothing is compiled; without it one took `seconds`."""
+    """Profile calls that have run before, so nothing is compiled; without the profiler one took `seconds`."""
     if calls < 1:
         raise ValueError(f"calls must be at least 1, got {calls}")
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device must be cpu or cuda, got {device.type!r}")
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else the profiler writes to stderr that it starts
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise the profiler writes to stderr that it starts
     if device.type == "cpu":
         timed = [
             (event.name, _operator_group(event), 1e-6 * event.self_cpu_time_total)
@@ -148,7 +148,7 @@ def profile_calls(call: Callable[[], object], *, device: torch.device, calls: in
         ]
         idle = None
     else:
-        _watched(call, 1, device)  # the first launches that are ever watched are slow
+        _watched(call, 1, device)  # the first launches under a profiler are slow
         watched = _watched(call, calls, device)
         kernels = [event for event in watched.events() or [] if _is_kernel(event)]
         if not kernels:
@@ -166,20 +166,20 @@ def profile_calls(call: Callable[[], object], *, device: torch.device, calls: in
 
 @lru_cache(maxsize=4096)
 def group_of(kernel_name: str, device_type: str) -> str:
-    """The group of a kernel ("cuda") or of an operator ("cpu") by its name."""
+    """The group of a kernel ("cuda") or an operator ("cpu"), by its name."""
     if device_type == "cuda":
         ours = OUR_KERNELS.get(re.sub(r"_\d\w*$", "", kernel_name))  # compilers number them
         return ours or _first(_KERNELS, kernel_name)
     group = _first(_OPERATORS, kernel_name)
     if group == OTHER:
-        # Without a prefix there are only views, and nodes of the backward pass, which call operators.
+        # Without a prefix there are only views, and backward nodes, which call operators.
         plain = re.sub(r"(_backward|_)$", "", kernel_name.removeprefix("aten::"))
         group = _ATEN.get(plain, _ATEN.get(kernel_name.removeprefix("aten::"), OTHER))
     return group
 
 
 def idle_share(intervals: Iterable[tuple[float, float]]) -> float:
-    """Of the time from the first start to the last end, the share that lies in no interval."""
+    """The share of the time from the first start to the last end that lies in no interval."""
     begun: float | None = None
     end = busy = 0.0
     for start, stop in sorted(intervals):
@@ -193,7 +193,7 @@ def idle_share(intervals: Iterable[tuple[float, float]]) -> float:
 
 
 def _watched(call: Callable[[], object], calls: int, device: torch.device) -> torch.profiler.profile:
-    """A profiler that has watched some calls; of a GPU's nothing but its kernels, to slow the host least."""
+    """A profiler that has observed some calls; on a GPU it records only kernels, to slow the host least."""
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.synchronize(device)
@@ -207,7 +207,7 @@ def _watched(call: Callable[[], object], calls: int, device: torch.device) -> to
 
 
 def _is_kernel(event: Any) -> bool:
-    """A kernel, a copy or a fill, of which none is counted twice."""
+    """Whether it is a kernel, a copy or a fill, each counted once."""
     if event.device_type.name != "CUDA" or getattr(event, "is_user_annotation", False):
         return False
     return _NO_KERNEL.search(event.name) is None
@@ -227,7 +227,7 @@ def _operator_group(event: Any) -> str:
 def _summed(
     timed: Iterable[tuple[str, str, float]], *, calls: int, seconds: float, idle: float | None
 ) -> Profile:
-    """Of (name, group, seconds) of each launch."""
+    """(name, group, seconds) of each launch."""
     groups: dict[str, float] = defaultdict(float)
     totals: dict[tuple[str, str], float] = defaultdict(float)
     launches: dict[tuple[str, str], int] = defaultdict(int)

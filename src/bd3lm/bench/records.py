@@ -1,4 +1,4 @@
-"""What is kept of a measurement: a line of JSON, with all that is needed to know what was measured."""
+"""Records of measurements: a line of JSON with everything needed to know what was measured."""
 
 import platform
 from dataclasses import asdict
@@ -13,7 +13,7 @@ from bd3lm.bench.training import TrainingCase
 
 
 def timing_record(kind: str, name: str, case: Any, timing: Timing, device: torch.device) -> dict[str, Any]:
-    """The case, how long a call of it took, and where; `case` is a dataclass."""
+    """The record of a measurement: the case, a dataclass; the seconds per call; the device."""
     return {
         "bench": kind,
         "variant": name,
@@ -32,7 +32,8 @@ def timing_record(kind: str, name: str, case: Any, timing: Timing, device: torch
 def training_record(
     name: str, case: TrainingCase, timing: Timing, device: torch.device, *, rate: float
 ) -> dict[str, Any]:
-    """Of a training step; `rate` is the FLOP/s that a large matrix product reached in the same run."""
+    """The record of a training step; `rate` is the FLOP/s that a large matrix product reached in the same
+    run."""
     flops = case.shape.training_flops(case.batch_size)
     return {
         **timing_record("train", name, case, timing, device),
@@ -43,7 +44,7 @@ def training_record(
 
 
 def device_name(device: torch.device) -> str:
-    """As people call it."""
+    """The name of a device as people know it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()

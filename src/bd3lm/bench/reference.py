@@ -1,9 +1,10 @@
-"""What others reached on one H200 before this project began: 12 x 768, vocabulary 50,258, context 1,024.
+"""Speeds of other software on one H200: 12 x 768, vocabulary 50,258, context 1,024.
 
-Training is with AdamW and clipping inside the step, batch 32; sampling is of 512 tokens, nucleus 0.9. They
-stand beside our figures only on such a card and for such a shape, and beside sampling only where ours is in
-bfloat16 too: Hugging Face's weights were, and the reference sampled in its own mixed precision. Neither the
-scripts that measured them nor their outputs are in this repository ("The baselines" in docs/performance.md).
+They were measured before this project began. Training includes AdamW and clipping in the step, batch 32;
+sampling writes 512 tokens, nucleus 0.9. Tables show these figures only on the same card and for the same
+shape and, for sampling, only if ours is in bfloat16 too: Hugging Face's weights were, and the reference
+sampled in its own mixed precision. Neither the scripts that measured them nor their outputs are in this
+repository ("The baselines" in docs/performance.md).
 """
 
 from bd3lm.bench.sampling import SamplingCase
@@ -12,8 +13,8 @@ from bd3lm.bench.training import TrainingCase
 
 CARD = "H200"
 PROVENANCE = (
-    "was measured before this project began, on a card of this kind with torch 2.11; neither its script "
-    "nor its output is kept (docs/performance.md, The baselines)"
+    "was measured before this project began, on a card of this kind with torch 2.11; neither its script nor "
+    "its output is kept (docs/performance.md, The baselines)"
 )
 # tokens a second, and GiB held, by (method, block size)
 _TRAINING = {
@@ -32,14 +33,14 @@ _SAMPLING = {
 
 
 def training_reference(case: TrainingCase) -> tuple[int, float, str] | None:
-    """(tokens/s, GiB, whose), where it was measured for this very case."""
+    """(tokens/s, GiB, source), if it was measured for exactly this case."""
     if case.batch_size != 32 or not _is_the_shape(case.shape):
         return None
     return _TRAINING.get(_key(case.shape))
 
 
 def sampling_reference(case: SamplingCase) -> tuple[float, str] | None:
-    """(tokens/s, whose), where it was measured for this very case."""
+    """(tokens/s, source), if it was measured for exactly this case."""
     if (case.length, case.top_p, case.dtype) != (512, 0.9, "bfloat16") or not _is_the_shape(case.shape):
         return None
     return _SAMPLING.get((*_key(case.shape), case.batch_size))

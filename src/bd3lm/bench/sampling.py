@@ -1,4 +1,4 @@
-"""Sampling: texts written side by side by a network of random weights."""
+"""Sampling: a network with random weights writes a batch of texts."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,16 +15,16 @@ from bd3lm.lm import Generation, LanguageModel, Settings
 from bd3lm.models import Transformer
 from bd3lm.sampling import without_replays
 
-_MOST_PROFILED = 128  # tokens of a text: a profiler keeps every launch, of which each token has hundreds
+_MOST_PROFILED = 128  # tokens of a text: a profiler keeps every launch, and each token has hundreds
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingCase:
-    """One way to write: a shape, how many texts at once, how long, and whether keys are kept.
+    """One way to sample: a shape, a batch size, a length, and whether keys and values are cached.
 
-    `fused` and `replayed` are as samplers write on a GPU: passes of fused kernels, replayed as CUDA graphs.
-    Without the one they are made of the plain kernels, without the other launched one by one, as anywhere
-    else. A text of one block has nothing to keep, whatever `cache` says.
+    On a GPU, samplers use `fused` kernels, and passes are `replayed` as CUDA graphs. Without `fused` they use
+    plain kernels; without `replayed` kernels are launched one by one, as on other devices. A text of one
+    block has nothing to cache, whatever `cache` says.
     """
 
     shape: Shape = field(default_factory=Shape)
@@ -42,12 +42,12 @@ class SamplingCase:
 
     @property
     def tokens(self) -> int:
-        """Written in one go: the first token of each text is given."""
+        """Tokens written in a run; the first token of each text is given."""
         return self.batch_size * (self.length - 1)
 
     @property
     def profiled_length(self) -> int:
-        """Tokens of a text that a profile is taken of."""
+        """Tokens of a text under the profiler."""
         return min(self.length, _MOST_PROFILED)
 
     def as_computed(self, device: torch.device) -> Self:
@@ -59,23 +59,23 @@ class SamplingCase:
 def measure_sampling(
     case: SamplingCase, *, device: torch.device, warmup: int = 1, repeats: int = 3, profile: bool = False
 ) -> Timing:
-    """Seconds to write all texts, from one given token each, first-hitting, one evaluation a token.
+    """Seconds to write all texts, from one given token each, first-hitting, with one evaluation per token.
 
-    Profiled is one more run, in which texts have at most 128 tokens.
+    The profile is of one more run with texts of at most 128 tokens.
     """
     with sampling_run(case, device=device) as run:
         timing = time_calls(lambda: run(case.length), device=device, warmup=warmup, repeats=repeats)
         if not profile:
             return timing
         shorter, seconds = partial(run, case.profiled_length), timing.median
-        if case.profiled_length < case.length:  # it takes less time, and a GPU is yet to record its passes
+        if case.profiled_length < case.length:  # a short run, in which a GPU also records its passes
             seconds = time_calls(shorter, device=device, warmup=1, repeats=1).median
         return replace(timing, profile=profile_calls(shorter, device=device, calls=1, seconds=seconds))
 
 
 @contextmanager
 def sampling_run(case: SamplingCase, *, device: torch.device) -> Iterator[Callable[[int], list[Generation]]]:
-    """All texts of a case, written to a length that may be another than its own."""
+    """All texts of a case, written up to a length that may differ from the case's."""
     torch.manual_seed(0)
     config = case.shape.config()
     network = Transformer(case.shape.network).to(device, getattr(torch, case.dtype)).eval()
@@ -85,9 +85,9 @@ def sampling_run(case: SamplingCase, *, device: torch.device) -> Iterator[Callab
         batch_size=case.batch_size,
         top_p=case.top_p,
         stop_at_eos=False,
-        cache=case.cache or case.shape.one_block,  # which refuses to be told to do without
+        cache=case.cache or case.shape.one_block,  # which refuses to work without it
     )
-    if not case.fused and device.type == "cuda":  # elsewhere nothing is fused
+    if not case.fused and device.type == "cuda":  # other devices have nothing fused
         network.attention_backend = "dense"
     prompts = [[0]] * case.batch_size
     with nullcontext() if case.replayed else without_replays():

@@ -1,4 +1,4 @@
-"""What training a network takes, by arithmetic: memory of a process, and time. Nothing here was measured."""
+"""Computes the memory and time that training a network takes. These figures are calculated, not measured."""
 
 import math
 from dataclasses import dataclass
@@ -7,22 +7,22 @@ from bd3lm.bench.shapes import MethodName, Shape
 from bd3lm.interop.weights import parameter_shapes
 from bd3lm.models import TransformerConfig
 
-WIDE, NARROW = 4, 2  # bytes of a number in float32 and in bfloat16
+WIDE, NARROW = 4, 2  # bytes per number in float32 and in bfloat16
 RATE = 4e14
-"""FLOP/s of a GPU that the times suppose: half of what an H200 reached in one large product."""
+"""The assumed FLOP/s of a GPU: half of what an H200 reached in one large product."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """One network trained in one way, by so many processes that share its parameters."""
+    """A network and a way to train it, with the number of processes that share its parameters."""
 
     shape: Shape
     sequences: int = 1
-    """Sequences that a process computes at once."""
+    """Sequences per process and pass."""
     processes: int = 1
-    """Processes over which parameters are cut (FSDP2); 1 where each has all of them."""
+    """Processes that shard the parameters (FSDP2); 1 if each has all of them."""
     average: bool = True
-    """Whether an average of the weights is kept (train.ema_decay above 0)."""
+    """Whether an EMA of the weights is kept (train.ema_decay above 0)."""
 
     @property
     def parameters(self) -> int:
@@ -51,12 +51,13 @@ class Scale:
 
     @property
     def positions(self) -> int:
-        """Of a pass: a joint model reads each text twice, noisy and clean."""
+        """Positions in a pass: a joint model reads each text twice, noisy and clean."""
         texts = 1 if self.shape.method in ("ar", "mdlm") else 2
         return texts * self.sequences * self.shape.context
 
     def activations(self, *, recompute: bool) -> int:
-        """What is kept for the backward pass; recomputed, it is what goes into each layer, and one layer."""
+        """Memory for the backward pass; with recomputation, the input of each layer and one layer's
+        activations."""
         network = self.shape.network
         layer = self.positions * kept_by_layer(network)
         if not recompute:
@@ -64,18 +65,18 @@ class Scale:
         return network.layers * self.positions * WIDE * network.hidden + layer
 
     def seconds_per_token(self, *, recompute: bool) -> float:
-        """Of text, on one device: a third more where layers are computed twice."""
+        """Seconds for this many tokens of text on one device: a third more if layers are recomputed."""
         flops = self.shape.training_flops(1) / self.shape.context
         return flops * (4 / 3 if recompute else 1.0) / RATE
 
 
 def kept_by_layer(network: TransformerConfig, *, wide: int = WIDE, narrow: int = NARROW) -> int:
-    """Bytes that a layer keeps for the backward pass, for each position that it reads, run as it is written.
+    """Bytes per position that a layer keeps for the backward pass, run without a compiler.
 
-    In float32 the stream before attention and before the MLP, and what RMS norms make of it. In bfloat16 what
-    goes into the four products, the projection to queries, keys and values, of which values are a part,
-    queries and keys as norms and rotations leave them, and what the MLP's activation needs. A compiler keeps
-    less.
+    In float32: the residual stream before attention and before the MLP, and the output of RMS norms. In
+    bfloat16: the inputs of the four products; the projection to queries, keys and values, which contains the
+    values; queries and keys after norms and rotations; and the input of the MLP's activation. A compiler
+    keeps less.
     """
     stream = 2 * network.hidden * (2 if network.norm == "rms" else 1)
     rotated = network.attention_width + network.kv_heads * network.head_dim
@@ -96,13 +97,13 @@ SIZES: tuple[tuple[str, str, int], ...] = (
     ("1.7 B", "qwen3-1.7b", 151_936),
     ("8 B", "qwen3-8b", 151_936),
 )
-"""What docs/scale.md lists: a name, the network of a recipe, and its vocabulary."""
+"""The models in docs/scale.md: a name, the network of a recipe, and its vocabulary."""
 
 _METHODS: tuple[tuple[str, MethodName], ...] = (("AR", "ar"), ("joint, blocks of 4", "joint"))
 
 
 def memory_table() -> list[str]:
-    """The rows of docs/scale.md about memory, in GB of 10^9 bytes, at context 1,024 and one sequence."""
+    """The memory rows of docs/scale.md, in GB of 10^9 bytes, for context 1,024 and one sequence."""
     lines = [
         "| size | `network.size` | parameters | weights | gradients | moments | average | activations, AR | "
         "recomputed | activations, joint | recomputed |",
@@ -119,7 +120,7 @@ def memory_table() -> list[str]:
 
 
 def time_table() -> list[str]:
-    """The rows about time: hours of one device for a billion tokens of text."""
+    """The time rows: hours on one device for a billion tokens of text."""
     lines = [
         "| size | "
         + " | ".join(f"{title}{more}" for title, _ in _METHODS for more in ("", ", recomputed"))

@@ -1,4 +1,4 @@
-"""The model that is timed: its size, its method, and the arithmetic that a pass over it costs."""
+"""The model of a benchmark: its size, its method, and the FLOPs of a pass."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,8 +15,8 @@ MethodName = Literal["bd3lm", "joint", "mdlm", "ar"]
 class Shape:
     """A network and a method; the defaults are the paper's small model with blocks of 4.
 
-    A joint model is trained in blocks, and its clean text, which is causal, to predict its next tokens. A
-    `size` by name says all of the network but the vocabulary and the context.
+    A joint model is trained in blocks, and also to predict the next tokens of its clean text, which is
+    causal. A named `size` sets everything about the network but vocabulary and context.
     """
 
     method: MethodName = "bd3lm"
@@ -38,15 +38,16 @@ class Shape:
                 raise ValueError(f"size must be one of {', '.join(sizes)}, got {self.size!r}")
             for name in ("layers", "hidden", "heads"):
                 object.__setattr__(self, name, sizes[self.size][name])
-        self.config()  # refuses what no network can be
+        self.config()  # refuses an invalid network
 
     @property
     def one_block(self) -> bool:
-        """Whether a text is one block, which sees no clean text."""
+        """Whether a text is a single block, which sees no clean text."""
         return self.method == "mdlm" or (self.method == "bd3lm" and self.block_size == self.context)
 
     def attention_on(self, device: torch.device, backend: Backend) -> Backend:
-        """What a backend comes to in training: `auto` is one of the others where the layout has no kernel."""
+        """The backend that is really used in training: `auto` becomes one of the others if the layout has no
+        kernel."""
         if backend != "auto" or self.method == "ar" or self.one_block:
             return backend
         return "flex" if device.type == "cuda" else "dense"
@@ -87,11 +88,11 @@ class Shape:
         return f"{self.method_title}, {named}{self.layers} x {self.hidden}, context {self.context:,}"
 
     def training_flops(self, batch: int) -> float:
-        """Of a step's matrix products, three times those of its forward pass; nothing is counted twice.
+        """FLOPs of a step's matrix products, three times those of its forward pass; nothing is counted twice.
 
         BD3-LM passes the text twice, except that the last layer computes only keys and values of the clean
-        half, unless a next-token loss reads it. Attention is counted where the mask lets it be, and the head
-        at masked tokens, on average (n + 1)/2 of a block's n and half of MDLM's, and where next tokens are
+        half, unless a next-token loss reads it. Attention counts where the mask allows it. The head counts at
+        masked tokens, on average (n + 1)/2 of a block's n and half of MDLM's, and where next tokens are
         predicted.
         """
         network, length, layers = self.network, self.context, self.layers

@@ -1,4 +1,4 @@
-"""Clocks: how long calls take on a device, the memory they hold, and what the device could do at best."""
+"""Measures how long calls take on a device, the memory they use, and the device's peak speed."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,9 +13,9 @@ from bd3lm.bench.profile import Profile
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of each of several calls, and the most memory that was held meanwhile, in bytes (GPU only).
+    """Seconds of each of several calls, and the peak memory meanwhile, in bytes (GPU only).
 
-    `profile` says where the time of further calls went, if that was asked for.
+    `profile` says where the time of further calls went, if requested.
     """
 
     seconds: tuple[float, ...]
@@ -32,9 +32,9 @@ class Timing:
 
 
 def time_calls(call: Callable[[], object], *, device: torch.device, warmup: int, repeats: int) -> Timing:
-    """Time calls one after another, as a loop would make them: on a GPU the host runs ahead meanwhile.
+    """Time consecutive calls, as in a loop: on a GPU the host runs ahead.
 
-    Peak memory counts the warm-up too, whose first call may compile.
+    Peak memory includes the warm-up, whose first call may compile.
     """
     if warmup < 0 or repeats < 1:
         raise ValueError(f"warmup must be at least 0 and repeats at least 1, got {warmup} and {repeats}")
@@ -49,7 +49,7 @@ def time_calls(call: Callable[[], object], *, device: torch.device, warmup: int,
 
 
 def matrix_rate(device: torch.device) -> float:
-    """FLOP/s of a large matrix product, bfloat16 on a GPU and float32 elsewhere: the ceiling of this run."""
+    """FLOP/s of a large matrix product, bfloat16 on a GPU and float32 elsewhere: the peak in this run."""
     on_gpu = device.type == "cuda"
     size, dtype = (8192, torch.bfloat16) if on_gpu else (1024, torch.float32)
     generator = torch.Generator(device).manual_seed(0)

@@ -1,4 +1,4 @@
-"""Training steps, as the trainer makes them: forward, backward, clipping, AdamW and EMA, on random tokens."""
+"""Training steps as the trainer runs them: forward, backward, clipping, AdamW and EMA, on random tokens."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ PROFILED_STEPS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingCase:
-    """One way to train: a shape, a batch, and which of the possible implementations."""
+    """One way to train: a shape, a batch, and the implementations to use."""
 
     shape: Shape = field(default_factory=Shape)
     batch_size: int = 32
@@ -38,7 +38,7 @@ class TrainingCase:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
         if self.algorithm == "two_pass" and (self.shape.method == "ar" or self.shape.one_block):
             raise ValueError(
-                f"two passes need a clean text before the block, which {self.shape.method_title} has not"
+                f"two passes need a clean text before the block, and {self.shape.method_title} has none"
             )
 
     def as_computed(self, device: torch.device) -> Self:
@@ -58,7 +58,7 @@ class TrainingCase:
 
 
 class _RandomTokens:
-    """The same random tokens at every step: what they are does not change what a step costs."""
+    """The same random tokens for every step; their values do not change the cost of a step."""
 
     def __init__(self, rows: int, shape: Shape) -> None:
         self.context = shape.context
@@ -69,7 +69,7 @@ class _RandomTokens:
 
 
 def random_tokens(rows: int, shape: Shape) -> Tensor:
-    """Tokens (rows, context) of every kind but the mask, always the same ones."""
+    """Tokens (rows, context) of every kind but the mask, always the same."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(0, shape.vocabulary - 1, (rows, shape.context), generator=generator)
 
@@ -77,7 +77,7 @@ def random_tokens(rows: int, shape: Shape) -> Tensor:
 def measure_training(
     case: TrainingCase, *, device: torch.device, warmup: int = 3, steps: int = 20, profile: bool = False
 ) -> Timing:
-    """Seconds of each step, and the memory that training holds; a profile is of three further steps."""
+    """Seconds of each step, and the memory of training; a profile covers three more steps."""
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
     with training_step(case, device=device, steps=warmup + steps) as step:
@@ -90,7 +90,8 @@ def measure_training(
 
 @contextmanager
 def training_step(case: TrainingCase, *, device: torch.device, steps: int) -> Iterator[Callable[[], None]]:
-    """A step of a run of `steps`, which may be made more often; an error in the end if one was not finite."""
+    """A function that runs a step of a run of `steps`; it may run more often. At the end an error if one was
+    not finite."""
     torch.manual_seed(0)
     network = Transformer(case.shape.network)
     network.attention_backend = case.attention
@@ -112,8 +113,7 @@ def training_step(case: TrainingCase, *, device: torch.device, steps: int) -> It
         yield trainer.train_step
         try:
             trainer.require_finite()
-        except FloatingPointError:  # its message is for a run that has checkpoints
+        except FloatingPointError:  # its message is for a run with checkpoints
             raise FloatingPointError(
-                f"the loss of {case.shape.title} or its gradient is not finite: what a broken step takes "
-                "is no speed"
+                f"the loss of {case.shape.title} or its gradient is not finite, so its time means nothing"
             ) from None

@@ -1,4 +1,4 @@
-"""The command `bd3lm`: words to calls, and errors to lines. Nothing imports this package."""
+"""The entry point of `bd3lm`: parses the command line and prints errors as one line. Nothing imports it."""
 
 import io
 import os
@@ -26,15 +26,16 @@ from bd3lm.kinds import load_plugin
 
 _STANDARD_OUTPUT = 1  # the descriptor
 _DESCRIPTION = (
-    "Block diffusion language models. With any command `--plugin FILE_OR_MODULE` (repeatable) loads methods, "
-    "rules or commands of your own, and `--debug` shows tracebacks; `--version` prints the version."
+    "Train, sample, measure and serve block diffusion language models. Any command also takes `--plugin "
+    "FILE_OR_MODULE` (repeatable), which loads your own methods, rules or commands, and `--debug`, which "
+    "shows tracebacks. `bd3lm --version` prints the version."
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; bad input is one line on standard error, a traceback only with --debug.
+    """Run a command. Bad input prints one line on standard error; only --debug shows a traceback.
 
-    A reader that has seen enough, such as `head`, is no failure: the status is then that of a closed pipe.
+    If the reader closes the pipe early, as `head` does, the status is that of a closed pipe.
     """
     try:
         try:
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _nobody_reads() -> bool:
     """Whether standard output is a pipe that was closed at its other end."""
     poll = select.poll()
-    poll.register(_STANDARD_OUTPUT, 0)  # errors are told without being asked for
+    poll.register(_STANDARD_OUTPUT, 0)  # errors are reported even if not requested
     return bool(poll.poll(0))
 
 
@@ -67,7 +68,7 @@ def _main(words: list[str]) -> int:
         return 0
     try:
         words, plugins = _without_plugins(words)
-        every_command()  # ours first: a plugin that takes one of their names is told so
+        every_command()  # ours first, so that a plugin with one of their names gets an error
         for source in plugins:
             load_plugin(source)
         command = _parsed(words, every_command(), debug=debug)
@@ -107,7 +108,7 @@ def _without_plugins(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _parsed(words: list[str], commands: Mapping[str, type[Command]], *, debug: bool) -> Command | None:
-    """The command that is asked for; None where it cannot be told, which is said."""
+    """Parse the command line; None after printing what is wrong with it."""
     if (wrong := mistyped(words, commands)) is not None:
         _say(wrong)
         return None
@@ -115,7 +116,13 @@ def _parsed(words: list[str], commands: Mapping[str, type[Command]], *, debug: b
     if words and words[0] in commands:
         kept, more = commands[words[0]].set_aside(words[1:])
         words = [words[0], *kept]
-    kinds: Any = Union[tuple(Annotated[each, subcommand(name)] for name, each in commands.items())]  # noqa: UP007
+    is_chosen = bool(words) and words[0] in commands
+    kinds: Any = Union[  # noqa: UP007
+        tuple(
+            Annotated[each, subcommand(name, description=None if is_chosen else _summary(each))]
+            for name, each in commands.items()
+        )
+    ]
     said = io.StringIO()
     try:
         with redirect_stderr(said):
@@ -127,12 +134,20 @@ def _parsed(words: list[str], commands: Mapping[str, type[Command]], *, debug: b
             else:
                 _say(in_one_line(box, command_named(words, commands)))
         raise
-    if heard := said.getvalue().rstrip():  # of a command that can be read
+    if heard := said.getvalue().rstrip():  # printed although the command line was valid
         say(heard, to=sys.stderr)
     if (wrong := given_twice(parsed, words)) is not None:
         _say(wrong)
         return None
     return replace(parsed, **more) if more else parsed
+
+
+def _summary(command: type[Command]) -> str | None:
+    """The first sentence of a command's help, for the list of all commands; None if it has no docstring."""
+    said = command.__doc__ or ""
+    if said.startswith(f"{command.__name__}("):  # what dataclass writes in its place
+        return None
+    return " ".join(said.partition("\n\n")[0].split())
 
 
 def _say(line: str) -> None:

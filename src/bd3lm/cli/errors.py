@@ -1,4 +1,4 @@
-"""Errors in one line, as whoever runs a command reads them."""
+"""Errors as one line for the user of a command."""
 
 import re
 import shlex
@@ -9,18 +9,18 @@ from pathlib import Path
 from bd3lm.io.terminal import one_entry, say
 
 EXPECTED = (ValueError, OSError, FloatingPointError, ImportError)
-"""What a command raises for what its user can put right."""
+"""Errors that the user can fix."""
 
 
 def line_of(error: BaseException) -> str:
-    """An expected error, or one for lack of memory, in one line."""
+    """One line for an expected error or for lack of memory."""
     if isinstance(error, ImportError):
         return _with_own_pip(str(error))
     return str(error) if isinstance(error, EXPECTED) else _out_of_memory(error)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Told by names and words: to ask torch for its class would import it for every command."""
+    """Recognized by name and message, because importing torch for its class would slow down every command."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return any(
@@ -30,12 +30,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def warn(message: Warning | str, *_: object, **__: object) -> None:
-    """A warning is one line; where in the source it arose is of no use to whoever runs a command."""
+    """Print a warning as one line; where it was raised in the source does not help the user."""
     say(f"bd3lm: warning: {one_entry(str(message))}", to=sys.stderr)
 
 
 def _with_own_pip(said: str) -> str:
-    """How to install an extra, by the pip of this very environment, which may not be that on the path."""
+    """Name the pip of this environment for installing an extra; the pip on the path may be another one."""
     own = Path(sys.executable).with_name("pip")
     found = shutil.which("pip")
     if not own.exists() or (found is not None and Path(found).parent == own.parent):
@@ -45,10 +45,7 @@ def _with_own_pip(said: str) -> str:
 
 
 def _out_of_memory(error: BaseException) -> str:
-    """On an allocation that failed, whose own words may be a paragraph about the allocator."""
+    """For a failed allocation; torch's own message may be a paragraph about the allocator."""
     found = re.search(r"allocate ([0-9.]+ [A-Za-z]+)", str(error))
     much = f" at {found[1]} more" if found else ""
-    return (
-        f"out of memory{much}: make the batch smaller (--train.micro_batch in training), the context or the "
-        "network"
-    )
+    return f"out of memory{much}: use a smaller batch (--train.micro_batch in training), context or network"

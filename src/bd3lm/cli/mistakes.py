@@ -1,6 +1,7 @@
-"""What is wrong with a command line, in one line: what tyro would pass over, and its boxes of many lines."""
+"""Reports a mistake in a command line as one line, even if tyro accepts it silently or prints a box."""
 
 import difflib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,16 +13,20 @@ from bd3lm.words import command_for
 _TYPES = {"FLOAT": "a number", "float": "a number", "INT": "a whole number", "int()": "a whole number"}
 _VALUE = re.compile(r"Error parsing (?P<flag>\S+): (?P<why>.*?)\[?(?P<value>'[^']*')\]?\.?$")
 _FLAG = re.compile(r"^--[\w.-]+")
+_CHOICE = re.compile(
+    r"[Ii]nvalid choice (?P<value>'.*') for argument '(?P<flag>.*)'\. Expected one of \((?P<all>.*)\)"
+)
+_NO_VALUE = re.compile(r"Missing value for argument '(?P<flag>[^']*)'")
 
 
 def command_named(words: Sequence[str], commands: Mapping[str, type[Command]]) -> str:
-    """The command that some words begin with."""
+    """The command that these words begin with."""
     *_, (said, _) = _commands_in(words, commands)
     return said
 
 
 def mistyped(words: Sequence[str], commands: Mapping[str, type[Command]]) -> str | None:
-    """What to say of a word where a command should be, and of flags that are often tried in vain."""
+    """The error for an unknown command, or for a flag that people often try; None if neither occurs."""
     *_, (said, names) = _commands_in(words, commands)
     rest = words[said.count(" ") :]
     if names and rest and not rest[0].startswith("-"):
@@ -51,18 +56,21 @@ def mistyped(words: Sequence[str], commands: Mapping[str, type[Command]]) -> str
 
 
 def _as_flags(positional: str) -> tuple[str, str]:
-    """What somebody may type who takes a positional argument for a flag: in the plural, or of several one."""
+    """A positional argument typed as a flag, in the plural or singular."""
     return positional, positional.removesuffix("s")
 
 
 def given_twice(command: Any, words: Sequence[str]) -> str | None:
-    """What to say of a flag for several values that was given more than once: tyro would keep the last."""
+    """The error for a flag of several values that was given twice: tyro would keep only the last."""
     given = Counter(_flag(word).replace("_", "-") for word in words)
     for flag in flags_of(type(command)):
         value = getattr(command, flag.field)
         if isinstance(value, tuple) and given[flag.name] > 1 and not flag.is_repeated:
             times = given[flag.name]
-            return f"{flag.name} takes several values after one flag, got it {times} times: {flag.name} A B"
+            return (
+                f"{flag.name} takes several values after one flag, got the flag {times} times: write "
+                f"{flag.name} A B"
+            )
         if flag.subcommands and (wrong := given_twice(value, words)) is not None:
             return wrong
     return None
@@ -71,7 +79,7 @@ def given_twice(command: Any, words: Sequence[str]) -> str | None:
 def _commands_in(
     words: Sequence[str], commands: Mapping[str, type[Any]]
 ) -> Iterator[tuple[str, Mapping[str, type[Any]]]]:
-    """`bd3lm`, and each command that the words go on with, with the commands inside it by their names."""
+    """Yield `bd3lm` and then each (sub)command in the words, with the commands inside it by name."""
     said = "bd3lm"
     yield said, commands
     for word in words:
@@ -87,9 +95,9 @@ def _flag(word: str) -> str:
 
 
 def in_one_line(box: str, command: str = "bd3lm") -> str:
-    """The mistake in what was said to a command, and where to read on.
+    """One line from tyro's error box: the mistake, and the --help to read.
 
-    A box of an unknown shape is given as it is, without its frame.
+    A box of unknown shape is printed as it is, without its frame.
     """
     _, *parts = _parts(box) or [[]]
     if not parts:
@@ -102,27 +110,44 @@ def in_one_line(box: str, command: str = "bd3lm") -> str:
         kind = next((words for name, words in _TYPES.items() if name in wrong["why"]), None)
         if kind is not None:
             return f"{wrong['flag']} must be {kind}, got {wrong['value']}{see}"
+    if (wrong := _CHOICE.match(said)) is not None:
+        allowed = ", ".join(re.findall(r"'([^']*)'", wrong["all"]))
+        return f"{wrong['flag']} must be one of {allowed}, got {wrong['value']}{see}"
+    if (wrong := _NO_VALUE.match(said)) is not None:
+        return f"{wrong['flag']} needs a value, got none{see}"
+    if said.startswith("Missing from") and (missing := _missing(box)):
+        return f"{command} needs {' and '.join(missing)}{see}"
     if re.match("Unrecognized (or misplaced )?options", said):
         options = re.sub(r" \(applied to [^)]*\)| Arguments are applied to .*", "", said.partition(": ")[2])
         return _unknown(options.replace(",", "").split(), _suggested(parts[1:]), command) + see
     return said[:1].lower() + said[1:].rstrip(".") + see
 
 
+def _missing(box: str) -> list[str]:
+    """The arguments that are missing, without their help, which is indented further."""
+    lines = [line.strip("│").rstrip() for line in box.splitlines()]
+    start = next(n for n, line in enumerate(lines) if line.strip().startswith("Missing from")) + 1
+    listed = list(itertools.takewhile(lambda line: line.strip("─- "), lines[start:]))
+    depth = min((len(line) - len(line.lstrip()) for line in listed), default=0)
+    names = (line.strip().partition("  ")[0] for line in listed if not line[depth:].startswith(" "))
+    return list(names)
+
+
 def _unknown(words: list[str], suggested: list[tuple[str, list[str]]], command: str) -> str:
-    """What to say of words that a command does not know: tyro suggests flags of all commands."""
+    """The error for unknown words; tyro suggests flags of all commands, here the command's own come first."""
     flag = next((word.partition("=")[0] for word in words if word.startswith("--")), None)
     if flag is None:
-        return f"{command} does not know what to do with {' '.join(words)}"
+        return f"{command} does not expect {' '.join(words)}"
     said = f"{command} has no option {flag}"
     own = next((near for near, commands in suggested if command in commands), None)
     if own is not None:
         return f"{said}, did you mean {own}?"
     others = [each for near, commands in suggested if near == flag for each in commands]
-    return f"{said}, which is one of {' and '.join(dict.fromkeys(others))}" if others else said
+    return f"{said}; it belongs to {' and '.join(dict.fromkeys(others))}" if others else said
 
 
 def _suggested(parts: list[list[str]]) -> list[tuple[str, list[str]]]:
-    """The flags that tyro suggests, the nearest first, each with the commands that have it."""
+    """The flags that tyro suggests, nearest first, each with the commands that have it."""
     found: list[tuple[str, list[str]]] = []
     for line in (line for part in parts for line in part):
         if (flag := _FLAG.match(line)) is not None:
@@ -133,9 +158,9 @@ def _suggested(parts: list[list[str]]) -> list[tuple[str, list[str]]]:
 
 
 def _parts(box: str) -> list[list[str]]:
-    """The lines between the rules of a box, the title first, without edges and indents.
+    """The lines between the rules of a box, the title first, without edges and indentation.
 
-    A box is drawn with lines, or where these cannot be printed with dashes, and then without a frame.
+    A box is drawn with lines or, if these cannot be printed, with dashes and without a frame.
     """
     parts: list[list[str]] = [[]]
     for line in box.splitlines():

@@ -1,4 +1,4 @@
-"""While torch loads, which takes seconds: a line on a terminal, and signals that end the process at once."""
+"""While torch loads, which takes seconds: prints a line on a terminal, and lets signals end the process."""
 
 import signal
 import sys
@@ -18,7 +18,7 @@ _SLOW = "torch"
 
 @contextmanager
 def loading_told() -> Iterator[None]:
-    """Whoever in here is the first to import torch need not know of any of this."""
+    """Within this context, the first import of torch prints the line, whoever imports it."""
     if _SLOW in sys.modules:
         yield
         return
@@ -27,12 +27,12 @@ def loading_told() -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(ValueError):  # it has gone already
+        with suppress(ValueError):  # it has removed itself already
             sys.meta_path.remove(herald)
 
 
 class _Herald(MetaPathFinder):
-    """Asked for every module before the finders that find them; it finds torch, once, by asking these."""
+    """Sees every import first. For torch it asks the other finders, once, and wraps the loader."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -50,20 +50,20 @@ class _Herald(MetaPathFinder):
                 with _signals_end_at_once():
                     load(module)
 
-            setattr(loader, "exec_module", told)  # noqa: B010 - all else about the loader stays as it is
+            setattr(loader, "exec_module", told)  # noqa: B010 - the loader stays the same otherwise
         return spec
 
 
 @contextmanager
 def _signals_end_at_once() -> Iterator[None]:
-    """Ctrl-C and SIGTERM say their line and end the process, which has nothing to clean up yet.
+    """Ctrl-C and SIGTERM print their line and end the process, which has nothing to clean up yet.
 
-    The exceptions that they raise elsewhere get lost in torch's modules, or come out of them as others.
+    Their exceptions would get lost in torch's modules, or come out as other exceptions.
     """
     before = {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
-            if callable(signal.getsignal(number)):  # else it is ignored, or ends the process anyway
+            if callable(signal.getsignal(number)):  # otherwise it is ignored, or ends the process anyway
                 before[number] = signal.signal(number, _end)
     try:
         yield

@@ -1,7 +1,8 @@
-"""The commands of `bd3lm`, a file each: it is named as the command is typed and holds its flags and its work.
+"""The commands of `bd3lm`, one file each: named as it is typed, with its flags and its work.
 
-Importing one is cheap: what brings torch is imported when the command runs. A command with much work is a
-package, with its flags in `__init__` and the work in files beside it. `shared` has what several commands use.
+Importing a command is cheap; imports that load torch happen when it runs. A command with much work is a
+package: its flags are in `__init__`, the work is in the files next to it. Code for several commands is in
+`shared`.
 """
 
 from importlib import import_module
@@ -34,11 +35,11 @@ COMMANDS = (
     "demo",
     "prove",
 )
-"""In the order of `bd3lm --help`."""
+"""The order of `bd3lm --help`."""
 
 
 def every_command() -> "dict[str, type[Command]]":
-    """By the words that are typed: ours, and then those of plugins."""
+    """All commands by name: ours, then those of plugins."""
     from bd3lm.commands.shared.command import Command
     from bd3lm.kinds import why_unusable
 

@@ -1,18 +1,23 @@
-"""`bd3lm acceptance`: how often the drafts of a model are accepted by its own causal law."""
+"""`bd3lm acceptance`: how often a model accepts its own drafts."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
+from tyro.conf import arg
+
 from bd3lm.commands.eval import recorded_data, text_name
 from bd3lm.commands.shared.command import Command
 from bd3lm.commands.shared.flags import (
+    BosEosFlag,
     DeviceFlag,
     DTypeFlag,
+    EosFlag,
     FieldFlag,
     Models,
-    OptionalFile,
-    OptionalInt,
-    Texts,
+    RecordsFlag,
+    SequencesFlag,
+    SplitFlag,
+    TextsFlag,
     TokenizerFlag,
     named,
 )
@@ -26,53 +31,67 @@ if TYPE_CHECKING:
     from bd3lm.io.console import Console
 
 USUAL = ((1.0, 1.0), (1.0, 0.9), (0.6, 0.9), (0.0, 1.0))
-"""Temperatures and nuclei that are measured unless others are asked for."""
+"""Pairs of temperature and top-p that are measured by default."""
 
 
 @dataclass(frozen=True)
 class Acceptance(Command):
-    """How often the drafts of a drafter or a joint model are accepted, by place, from probabilities.
+    """Measure how often a model accepts its own drafts, by position of the draft.
 
-    Masks behind a text draft what follows it, and the model's causal law accepts or rejects each draft, so
-    that what is written does not change. Both ways of accepting are measured: by rejection, and by comparing
-    two draws that share their noise (coupled).
+    Works for drafters and joint models. Masks after a text draft the next tokens, and the causal law accepts
+    or rejects each draft, so speculation does not change the distribution of the text. The rates are computed
+    from probabilities, for both schemes: rejection, and coupled, which compares two draws with the same
+    noise.
     """
 
     kind = "acceptance"
 
-    models: Models = ()
-    """Runs, model folders or hub ids: drafters, or joint models, whose masks draft and whose causal law
-    verifies."""
-    data: Texts = ()
-    """Texts to measure on: folders of token shards, files, folders of files or named corpora; by default what
-    each run held out."""
-    masks: OptionalInt = None
-    """Masks behind a text; by default as many as the model was trained with. A drafter drafts a token with
-    each, a joint model one less."""
-    temperature: Annotated[tuple[float, ...], named("FLOAT ...")] = ()
-    """Temperatures, each with each --top-p; 0 is greedy. By default a small table: 1 without a nucleus and
-    with 0.9, 0.6 with 0.9, and greedy."""
+    models: Annotated[
+        Models,
+        arg(
+            help="Runs, model folders or hub ids: drafters, or joint models, which draft with masks and "
+            "verify with their causal law."
+        ),
+    ] = ()
+    data: TextsFlag = ()
+    masks: Annotated[
+        int | None,
+        named(
+            "INT",
+            help="Masks after a text. A drafter drafts one token per mask, a joint model one token less. "
+            "Default: as many as in training.",
+        ),
+    ] = None
+    temperature: Annotated[
+        tuple[float, ...],
+        named(
+            "FLOAT ...",
+            help="Temperatures, each combined with each --top-p; 0 is greedy. Default, in pairs of "
+            "temperature and top-p: 1 and 1, 1 and 0.9, 0.6 and 0.9, greedy.",
+        ),
+    ] = ()
     top_p: Annotated[tuple[float, ...], named("FLOAT ...")] = ()
-    """Nuclei, each with each --temperature; 1 is none."""
-    split: Annotated[str | None, named("SPLIT")] = None
-    """Of the data; by default valid, else test, else all there is."""
+    """Values of top-p, each combined with each --temperature. 1: all tokens."""
+    split: SplitFlag = None
     field: FieldFlag = None
-    eos: bool = True
-    """Put an end-of-text token after every document, where --data is text. Shards already have it or not."""
-    bos_eos: bool = False
-    """Put BOS and EOS at the ends of each sequence, for models trained so that came without their run."""
-    sequences: OptionalInt = None
-    """Measure only this many, from the beginning."""
-    context: OptionalInt = None
-    """Tokens of each sequence, up to the network's context, which they are by default: a drafter has that of
-    its model, which is often far longer than what it was trained on."""
+    eos: EosFlag = True
+    bos_eos: BosEosFlag = False
+    sequences: SequencesFlag = None
+    context: Annotated[
+        int | None,
+        named(
+            "INT",
+            help="Tokens per sequence, up to the context of the network. Default: that context; a drafter "
+            "has the context of its base model, which is often far longer than the texts it was trained "
+            "on.",
+        ),
+    ] = None
     batch_size: int = 16
-    """Sequences side by side."""
+    """Sequences per batch."""
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
     dtype: DTypeFlag = None
-    out: OptionalFile = None
-    """Write the records, all figures and settings, to this new JSON file too."""
+    out: RecordsFlag = None
 
     def run(self) -> int:
         from bd3lm.commands.shared.records import write_records
@@ -83,24 +102,22 @@ class Acceptance(Command):
         return 0
 
     def _check(self) -> None:
-        """Refuse what is known to be wrong before torch is loaded."""
+        """Refuse what is wrong before torch is loaded."""
         from bd3lm.commands.shared.corpora import check_texts
         from bd3lm.commands.shared.models import check_models
         from bd3lm.commands.shared.records import check_new_file
-        from bd3lm.limits import check_temperature
+        from bd3lm.limits import check_counts, check_temperature
 
         check_new_file(self.out)
         if not self.models:
             raise ValueError("models must name at least one run, model folder or hub id, got none")
         check_models(self.models, device=self.device)
-        for name, number in (
-            ("--masks", self.masks),
-            ("--batch-size", self.batch_size),
-            ("--sequences", self.sequences),
-            ("--context", self.context),
-        ):
-            if number is not None and number < 1:
-                raise ValueError(f"{name} must be at least 1, got {number}")
+        check_counts(
+            masks=self.masks,
+            batch_size=self.batch_size,
+            sequences=self.sequences,
+            context=self.context,
+        )
         for temperature in self.temperature:
             check_temperature(temperature, "--temperature")
         for top_p in self.top_p:
@@ -110,7 +127,7 @@ class Acceptance(Command):
 
     @property
     def drawn(self) -> tuple[tuple[float, float], ...]:
-        """Pairs of a temperature and a nucleus; greedy is one, whatever the nucleus."""
+        """Pairs of temperature and top-p. Greedy decoding is one pair, whatever the top-p."""
         if not self.temperature and not self.top_p:
             return USUAL
         pairs = [(t, p if t else 1.0) for t in self.temperature or (1.0,) for p in self.top_p or (1.0,)]
@@ -134,14 +151,14 @@ def report_acceptance(flags: Acceptance, *, console: "Console") -> list[dict[str
                 record = measure_drafts(subject, drafts, flags, source, console=console)
                 records.append(record)
                 console.print(_table(record))
-    finally:  # an error or Ctrl-C does not take with it what the tables mean
+    finally:  # the legend is printed even after an error or Ctrl-C
         if records:
             console.print(_LEGEND, soft_wrap=True, markup=False)
     return records
 
 
 def _drafting(subject: "Subject", masks: int | None) -> "tuple[Subject, Drafts]":
-    """A model under the law that verifies drafts, whichever it writes, and what drafts."""
+    """A model under its causal law, which verifies drafts, and its drafting part."""
     config = subject.model.record
     try:
         drafts = config.method.drafts(config.frame, masks)
@@ -158,9 +175,9 @@ def measure_drafts(
     *,
     console: "Console | None" = None,
 ) -> dict[str, Any]:
-    """The acceptance of a model's drafts on one text, by default its run's own, as a record kept beside the
+    """The acceptance of a model's drafts on one text (default: its run's own), as a record stored next to the
     run."""
-    from bd3lm.commands.shared.corpora import open_sequences
+    from bd3lm.commands.shared.corpora import open_sequences, settings_of_reading
     from bd3lm.commands.shared.progress import tracked
     from bd3lm.commands.shared.records import keep, new_record, record_name
     from bd3lm.evaluation import measure_acceptance
@@ -193,14 +210,7 @@ def measure_drafts(
             "law": subject.law,
             "masks": drafts.masks,
             "drawn": [{"temperature": t, "top_p": p} for t, p in flags.drawn],
-            "eos_between_documents": text.eos_between_documents,
-            "context": text.rows.context,
-            "batch_size": flags.batch_size,
-            "dtype": subject.dtype,
-            "tokenizer": subject.tokenizer,
-            "limit": flags.sequences,
-            **({"bos_eos": True} if text.bos_eos else {}),
-            **({} if flags.field is None else {"field": flags.field}),
+            **settings_of_reading(text, subject, flags),
         }
         result = {
             "sequences": found[0].sequences,
@@ -232,14 +242,14 @@ def _figure(found: "Measured", temperature: float, top_p: float) -> dict[str, An
 
 
 _LEGEND = (
-    "Place 1 needs no draft: the causal law gives it. Tokens a round: that one, and the drafts that are "
-    "accepted, of rounds that draft up to the place; made of mean acceptances, at starts spread evenly over "
-    "the text. ± one standard error (neighbouring sequences treated as dependent). docs/evaluation.md."
+    "Place 1 needs no draft: the causal law writes it. Tokens a round: that token plus the accepted drafts, "
+    "for rounds that draft up to this place; computed from mean acceptances at starts spread evenly over the "
+    "text. ± is one standard error (neighboring sequences treated as dependent). See docs/evaluation.md."
 )
 
 
 def _table(record: dict[str, Any]) -> "Table":
-    """A row for each place in each way of drawing: narrow enough for 80 columns, however many drafts."""
+    """A row per place and way of drawing; fits into 80 columns for any number of drafts."""
     from rich.box import SIMPLE
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""`bd3lm adapt`: make a drafter, a joint model or a block model of a checkpoint."""
+"""`bd3lm adapt`: turn a checkpoint into a drafter, a joint model or a block model."""
 
 import os
 from collections.abc import Sequence
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import FlagCreatePairsOff, Positional, Suppress
+from tyro.conf import FlagCreatePairsOff, Positional
 
-from bd3lm.commands.shared.command import Command, flags_of
+from bd3lm.commands.shared.command import flags_of
 from bd3lm.commands.shared.flags import (
     DeviceFlag,
     OptionalFloat,
@@ -16,7 +16,7 @@ from bd3lm.commands.shared.flags import (
     OptionalInt,
     named,
 )
-from bd3lm.commands.shared.recipes import check_later_stages, without_overrides
+from bd3lm.commands.shared.recipes import RecipeCommand, check_later_stages
 from bd3lm.commands.shared.starting import (
     check_overrides,
     go_on,
@@ -25,80 +25,67 @@ from bd3lm.commands.shared.starting import (
     train,
 )
 from bd3lm.io.terminal import say
-from bd3lm.words import advice_in_recipes
 
 if TYPE_CHECKING:
     from bd3lm.data import Corpus, Tokenizer
     from bd3lm.runs.recipe import Recipe
 
 _OWN = ("own_texts", "own_length", "own_prompts", "own_temperature", "own_top_p", "own_batch")
-_MODEL = "the model comes first, without a flag: bd3lm adapt MODEL --to drafter"
+_MODEL = "MODEL comes first, without a flag: bd3lm adapt MODEL --to drafter"
 
 
 @dataclass(frozen=True)
-class Adapt(Command):
-    """Make something else of a checkpoint. `--any.field value` sets any field of its recipes.
+class Adapt(RecipeCommand):
+    """Turn a checkpoint into a drafter, a joint model or a block model.
 
-    drafter: it stays as it is, to the bit, and learns beside its weights to guess what it will say next.
-    joint: all weights learn to write in blocks, and to go on writing token after token. block: in blocks
-    alone.
+    drafter: the weights stay the same, bit for bit; low-rank additions learn to draft the tokens that the
+    model would write next. joint: all weights learn to write block by block, and keep writing token by token.
+    block: all weights learn to write block by block. Set any field of the recipes with `--any.field value`.
     """
 
     kind = "adapt"
 
     model: Positional[Annotated[str | None, named("[MODEL]")]] = None
-    """A run, model folder or hub id."""
+    """The checkpoint to start from: a run, model folder or hub id."""
     to: Annotated[Literal["drafter", "joint", "block"] | None, named("{drafter,joint,block}")] = None
-    """What is to become of it."""
+    """What to turn the checkpoint into."""
     data: OptionalFolder = None
-    """Train on these token shards, which were prepared with the model's tokenizer."""
+    """Train on these token shards, prepared with the model's tokenizer."""
     text: Annotated[tuple[str, ...], named("FILE ...")] = ()
-    """Train on these files or folders of text, which are prepared on the way, in OUT/data."""
+    """Train on these files or folders of text. They are tokenized to OUT/data first."""
     own: Annotated[bool, FlagCreatePairsOff] = False
-    """Train on texts that the model writes first, to OUT/own.jsonl; with --text on both."""
+    """Train on texts that the model writes first, to OUT/own.jsonl. With --text: train on both."""
     out: OptionalFolder = None
-    """The folder of the run; by default runs/adapt-TO."""
+    """Folder of the run. Default: runs/adapt-TO."""
     steps: OptionalInt = None
-    """Steps of all stages together; by default 1,000."""
+    """Training steps, all stages together. Default: 1,000."""
     block_size: OptionalInt = None
-    """Tokens of a block, 4 by default; --to block begins with smaller ones."""
+    """Tokens per block. Default: 4. --to block starts with smaller blocks."""
     masks: OptionalInt = None
-    """Tokens that are drafted in training, 3 by default."""
+    """Tokens that are drafted in training. Default: 3."""
     rank: OptionalInt = None
-    """Rank of the additions beside the weights, 64 by default."""
+    """Rank of the low-rank additions to the weights. Default: 64."""
     aim: Annotated[Literal["hard", "soft", "overlap"] | None, named("{hard,soft,overlap}")] = None
-    """Train a drafter in one stage with this aim; by default soft targets first, and then the overlap."""
+    """Train a drafter in one stage with this loss. Default: two stages, soft and then overlap."""
     own_texts: OptionalInt = None
-    """How many texts the model writes; by default as many as the steps read once, if they are long."""
+    """--own: how many texts the model writes. Default: enough for the steps, if the texts are long."""
     own_length: OptionalInt = None
-    """Tokens that each may have, its prompt included; by default those that a step reads at once."""
+    """--own: most tokens of a text, its prompt included. Default: the context of training."""
     own_prompts: Annotated[str | None, named("FILE")] = None
-    """Their prompts: a line each, or .jsonl with a field prompt; by default a list that comes with bd3lm."""
+    """--own: prompts, one per line, or .jsonl with a field prompt. Default: a list in bd3lm."""
     own_temperature: OptionalFloat = None
-    """The temperature that they are written at; 1 by default."""
+    """--own: sampling temperature. Default: 1."""
     own_top_p: OptionalFloat = None
-    """The nucleus that they are drawn from; 1 by default, which is all."""
+    """--own: draw only from the most likely tokens with this probability. Default: 1, all tokens."""
     own_batch: OptionalInt = None
-    """Texts side by side, 64 by default; they do not depend on it."""
+    """--own: texts written in parallel. The texts do not depend on it. Default: 64."""
     only_text: Annotated[bool, FlagCreatePairsOff] = False
-    """Write or prepare the text, and stop: OUT/data is then for --data, under torchrun too."""
+    """Write and tokenize the text, then stop. Pass OUT/data to --data later, under torchrun too."""
     resume: bool = False
-    """Continue the run in --out: by its own recipes, or by the same command."""
+    """Continue the run in --out, with its own recipes or with the same command."""
     device: DeviceFlag = None
     show: bool = False
-    """Print the recipes and the memory that they need, and stop."""
-    overrides: Suppress[tuple[str, ...]] = ()
-    """The words --any.field value, which tyro does not see."""
-
-    @classmethod
-    def set_aside(cls, words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-        """Its own flags for tyro; the --any.field value pairs, wherever they stand, for `overrides`."""
-        kept, overrides = without_overrides(cls, words)
-        return kept, {"overrides": overrides}
-
-    @classmethod
-    def advice(cls, flag: str) -> str | None:
-        return advice_in_recipes(flag)
+    """Print the recipes and the memory that they need, then stop."""
 
     def run(self) -> int:
         from bd3lm.commands.shared.models import check_models, one_model
@@ -125,10 +112,10 @@ class Adapt(Command):
     def _folder(self) -> Path:
         return self.out or Path("runs") / f"adapt-{self.to}"
 
-    # --- what is asked for ---
+    # --- the request ---
 
     def _check(self) -> None:
-        """Refuse what is known to be wrong before torch is loaded."""
+        """Refuse what is wrong before torch is loaded."""
         from bd3lm.runs.adapting import Choices
         from bd3lm.runs.folders import check_not_begun
         from bd3lm.runs.outline import check_outline
@@ -139,26 +126,29 @@ class Adapt(Command):
         recipes = Choices(to=self.to, **self._chosen).stages()
         if self.data is not None and (self.text or self.own):
             other = "--own" if self.own else "--text"
-            raise ValueError(f"--data is text that is prepared already, got {other} too: give one of them")
+            raise ValueError(
+                f"--data is text that is already tokenized, and {other} is given too: give only one of them"
+            )
         if self.data is None and not (self.text or self.own or self.show):
             raise ValueError(
-                "there is no text to train on: give --data FOLDER, --text FILE ... or --own, for which the "
-                "model writes it"
+                "there is no text to train on: give --data FOLDER, --text FILE ... or, to let the model "
+                "write it, --own"
             )
         if self.data is not None and self.only_text:
-            raise ValueError(f"--only-text is for --text and --own, got --data {self.data}")
+            raise ValueError(f"--only-text needs --text or --own, got --data {self.data}")
         self._check_own()
         for file in self.text:
             if not Path(file).expanduser().exists():
                 raise ValueError(f"--text must be files or folders of text, and {file} does not exist")
         if self.data is not None and not self.data.expanduser().is_dir():
             raise ValueError(
-                f"--data must be a folder of token shards, and {self.data} does not exist; --text takes text"
+                f"--data must be a folder of token shards, and {self.data} does not exist; for text files "
+                "use --text"
             )
         if (self.text or self.own) and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ValueError(
-                "--text and --own are for one process: first `bd3lm adapt ... --only-text`, and then under "
-                "torchrun --data with the OUT/data that it wrote"
+                "--text and --own work in one process: first run `bd3lm adapt ... --only-text`, then train "
+                "under torchrun with --data OUT/data"
             )
         if not self.resume and not self.show:
             check_not_begun(self._folder)
@@ -171,7 +161,7 @@ class Adapt(Command):
         for flag in flags_of(type(self)):
             value = getattr(self, flag.field)
             if flag.field in _OWN and value is not None and not self.own:
-                raise ValueError(f"{flag.name} is for --own, got {value} without it")
+                raise ValueError(f"{flag.name} needs --own, got {value} without it")
         for name, least in (("own_texts", 2), ("own_length", 2), ("own_batch", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -215,7 +205,7 @@ class Adapt(Command):
         return stages
 
     def _tokenizer(self, source: str) -> "Tokenizer | None":
-        """The model's own, which text is prepared with."""
+        """The model's own tokenizer, which its training text must use."""
         return own_tokenizer(source, needed_by="--text and --own need") if self.text or self.own else None
 
     # --- the text ---
@@ -227,7 +217,7 @@ class Adapt(Command):
         stages: "Sequence[tuple[str, Recipe]]",
         prompts: list[str] | None,
     ) -> None:
-        """Write and tokenize what is to be read."""
+        """Write the model's own texts, if asked, and tokenize everything."""
         from bd3lm.commands.shared.skipped import say_skipped
         from bd3lm.data import FileCorpus, IdsOf, JoinedCorpus, prepare
 
@@ -247,7 +237,7 @@ class Adapt(Command):
     def _written(
         self, source: str, stages: "Sequence[tuple[str, Recipe]]", prompts: list[str] | None
     ) -> "Corpus":
-        """The model's own texts, written if they are not there."""
+        """The model's own texts; missing ones are written first."""
         import torch
 
         from bd3lm import interop
@@ -264,7 +254,7 @@ class Adapt(Command):
         dtype = sampling_dtype(None, self.device)
         model = load(path, device=pick_device(self.device), dtype=getattr(torch, dtype) if dtype else None)
         if "causal" in model.record.method.laws and self.to != "block":
-            model = model.with_law("causal")  # that which drafts are for, and which a joint model is to keep
+            model = model.with_law("causal")  # the law that drafts are for, and that a joint model must keep
         length = self.own_length or recipe.data.context
         read = sum(each.train.steps * each.train.global_batch * each.data.context for _, each in stages)
         writing = Writing(

@@ -1,46 +1,62 @@
-"""`bd3lm convert`: from other people's checkpoints to ours; `export` goes the other way."""
+"""`bd3lm convert`: read checkpoints of other programs; `bd3lm export` writes them."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from tyro.conf import FlagCreatePairsOff, Positional
+from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from bd3lm.commands.shared.command import Command
-from bd3lm.commands.shared.flags import DTYPES, DType, NewFolder, OptionalInt, check_out_folder, named
+from bd3lm.commands.shared.flags import (
+    NewFolder,
+    OptionalInt,
+    SavedDTypeFlag,
+    check_out_folder,
+    named,
+)
 from bd3lm.io.terminal import say
 
 
 @dataclass(frozen=True)
 class Convert(Command):
-    """Rewrite a checkpoint (Llama- or Qwen-type, the reference implementation's, or our own) in this
-    project's format."""
+    """Convert a checkpoint to the format of bd3lm.
+
+    Reads checkpoints of Llama and Qwen type, of the reference implementation, and of bd3lm.
+    """
 
     kind = "convert"
 
     source: Positional[Annotated[str, named("SOURCE")]]
     """A folder, a GGUF or Lightning .ckpt file, or a hub id such as owner/name."""
     out: NewFolder
-    """The folder to write, a new or empty one."""
     context: OptionalInt = None
-    """Context length; a .ckpt file does not say, so give it there."""
-    block_size: OptionalInt = None
-    """Block size, for a .ckpt of a block diffusion model; that of the context for MDLM. This and the next two
-    are needed only where the file does not say its method."""
+    """.ckpt: context length. Required, because the file does not store it."""
+    block_size: Annotated[
+        int | None,
+        named(
+            "INT",
+            help=".ckpt: block size of a block diffusion model; for MDLM its context. Needed, like --causal "
+            "and --sedd, only if the file does not store its method.",
+        ),
+    ] = None
     causal: bool = False
-    """Whether a .ckpt is of an autoregressive model."""
+    """.ckpt: the model is autoregressive."""
     sedd: bool = False
-    """Whether a .ckpt is of SEDD, whose tensors are as MDLM's."""
+    """.ckpt: the model is SEDD, which has the same tensors as MDLM."""
     mask_id: OptionalInt = None
-    """The mask of a .ckpt's vocabulary; by default the last id. 103 for bert-base-uncased."""
-    time_conditioning: Annotated[bool, FlagCreatePairsOff] = False
-    """The network of a .ckpt is told the noise level. A file with a noise embedding (sigma_map) does not say
-    so: give this flag or the next."""
+    """.ckpt: id of the mask token, 103 for bert-base-uncased. Default: the last id."""
+    time_conditioning: Annotated[
+        bool,
+        FlagCreatePairsOff,
+        arg(
+            help=".ckpt: the network gets the noise level. Give this flag or the next one if the file has a "
+            "noise embedding (sigma_map): the file does not say how it was used."
+        ),
+    ] = False
     no_time_conditioning: Annotated[bool, FlagCreatePairsOff] = False
-    """It is told a constant instead, as published models are."""
+    """.ckpt: the network gets a constant instead of the noise level, as published models do."""
     weights: Annotated[Literal["ema", "raw"] | None, named("{ema,raw}")] = None
-    """Which weights of a .ckpt to take; by default the EMA's where it has them."""
-    dtype: Annotated[DType | None, named(DTYPES)] = None
-    """Precision to write; by default that of the weights."""
+    """.ckpt: which weights to take. Default: the EMA weights, if the file has them."""
+    dtype: SavedDTypeFlag = None
 
     def run(self) -> int:
         from bd3lm.commands.shared.models import check_models, one_model
@@ -48,17 +64,17 @@ class Convert(Command):
         is_lightning = self.source.endswith(".ckpt")
         told_the_noise = self._is_told_the_noise()
         if is_lightning and self.context is None:
-            raise ValueError("--context must be given for a .ckpt, which does not say it")
+            raise ValueError("--context must be given for a .ckpt file, which does not store it")
         facts = (self.context, self.block_size, self.mask_id, told_the_noise, self.weights)
         if not is_lightning and (self.causal or self.sedd or any(fact is not None for fact in facts)):
             raise ValueError(
                 "--context, --block-size, --causal, --sedd, --mask-id, --[no-]time-conditioning and "
-                f"--weights are for a .ckpt file, got {self.source}"
+                f"--weights are only for a .ckpt file, got {self.source}"
             )
         check_out_folder(self.out)
         check_models([self.source])
 
-        import torch  # what is above needs none
+        import torch  # the checks above do not need it
 
         from bd3lm import interop
         from bd3lm.lm import LanguageModel
@@ -75,7 +91,7 @@ class Convert(Command):
                 weights=self.weights,
             )
         path = interop.resolve(one_model(self.source))
-        # Not as a model to be used, which would compute in another precision than it is stored in.
+        # Not opened as a model for use, which may compute in another precision than the stored one.
         dtype = getattr(torch, self.dtype) if self.dtype else None
         network, config = interop.load(path, lightning=lightning, dtype=dtype)
         tokenizer = interop.tokenizer_for(path, config)
@@ -85,7 +101,7 @@ class Convert(Command):
         return 0
 
     def _is_told_the_noise(self) -> bool | None:
-        """What the two flags say; None where neither is given, which a pair of one field could not tell."""
+        """The value of the two flags; None if neither is given, which one on/off flag could not express."""
         if self.time_conditioning and self.no_time_conditioning:
-            raise ValueError("--time-conditioning and --no-time-conditioning must not both be given")
+            raise ValueError("give only one of --time-conditioning and --no-time-conditioning")
         return self.time_conditioning if self.time_conditioning or self.no_time_conditioning else None

@@ -1,4 +1,4 @@
-"""`bd3lm data`: from text to what training reads."""
+"""`bd3lm data`: turn text into token shards for training."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,6 @@ from bd3lm.commands.shared.command import Command
 from bd3lm.commands.shared.flags import (
     FieldFlag,
     MaxDocumentFlag,
-    NewFolder,
     OptionalFolder,
     check_out_folder,
     named,
@@ -31,34 +30,49 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Text to token shards: parallel, resumable, the same bytes every time."""
+    """Tokenize text into shards for training. Parallel and resumable; writes the same bytes every time."""
 
     source: Positional[Annotated[str, named("SOURCE")]]
-    """A file or folder (txt, md, jsonl, parquet; also .gz .xz .zst), or a named corpus such as lm1b."""
-    out: NewFolder
-    """The folder to write."""
-    tokenizer: Annotated[str | None, named("TOKENIZER")] = None
-    """A folder with tokenizer.json, a run, a GGUF file, box, a name on the hub, or bytes; by default the
-    paper's for the corpus."""
+    """A file or folder (.txt .md .jsonl .parquet, also .gz .xz .zst), or a named corpus such as lm1b."""
+    out: Positional[Annotated[Path, named("OUT")]]
+    """Folder to write. The same command continues where it was stopped."""
+    tokenizer: Annotated[
+        str | None,
+        named(
+            "TOKENIZER",
+            help="Tokenizer: a folder with tokenizer.json, a run, a GGUF file, box, a hub id, or bytes. "
+            "Default: gpt2; for lm1b bert-base-uncased.",
+        ),
+    ] = None
     workers: int = 1
-    """Processes that tokenize."""
+    """Number of processes that tokenize."""
     eos: bool = True
     """Put an end-of-text token after every document."""
     bos: bool = False
     """Put a beginning-of-text token before every document."""
     folder: OptionalFolder = None
-    """A local copy of a named corpus."""
+    """Local copy of a named corpus."""
     field: FieldFlag = None
-    text_unit: Annotated[Literal["file", "line", "paragraph"] | None, named("{file,line,paragraph}")] = None
-    """What makes a document of a txt file: by default, in a folder of such files the whole file, else what
-    stands between blank lines."""
-    held_out: Annotated[int | float | None, named("SHARE|INT")] = None
-    """Share of the documents, the last ones, to hold out (below 1), or how many (1 is one document); 0.05 by
-    default where there is no validation or test file. Giving it reads all files as one text, 0 holds out
-    none."""
+    text_unit: Annotated[
+        Literal["file", "line", "paragraph"] | None,
+        named(
+            "{file,line,paragraph}",
+            help="What counts as one document of a .txt file. Default: the whole file in a folder of .txt "
+            "files; otherwise a paragraph, which ends at a blank line.",
+        ),
+    ] = None
+    held_out: Annotated[
+        int | float | None,
+        named(
+            "SHARE|INT",
+            help="Documents to hold out, from the end: a share below 1, or a number (1 is one document). 0 "
+            "holds out none. Default: 0.05 if there is no validation or test file. If given, all files "
+            "are read as one text.",
+        ),
+    ] = None
     max_document: MaxDocumentFlag = None
     chat: Annotated[bool, FlagCreatePairsOff] = False
-    """The documents are conversations (jsonl, parquet): record which tokens are of answers."""
+    """Read conversations (.jsonl, .parquet), and record which tokens belong to answers."""
     chat_template: ChatTemplateFlag = None
     answers: AnswersFlag = "all"
 
@@ -69,7 +83,7 @@ class Prepare:
             return self._run_chat()
         for flag, value in (("--chat-template", self.chat_template), ("--answers", self.answers)):
             if value not in (None, "all"):
-                raise ValueError(f"{flag} is for conversations, which --chat reads, got {value} without it")
+                raise ValueError(f"{flag} needs --chat, got {value} without it")
         corpus = load_corpus(
             self.source,
             folder=self.folder,
@@ -90,7 +104,7 @@ class Prepare:
         return self._say_counts(shards, "documents")
 
     def _run_chat(self) -> int:
-        """Conversations, of which all are read and checked before any is tokenized."""
+        """Tokenize conversations; all are read and checked before the first is tokenized."""
         from bd3lm.data import ChatFormat, ConversationCorpus, prepare
 
         for flag, given in (
@@ -101,7 +115,7 @@ class Prepare:
             ("--text-unit", self.text_unit is not None),
         ):
             if given:
-                raise ValueError(f"{flag} is for text, got --chat too: give one of them")
+                raise ValueError(f"{flag} is for text, and --chat is given: give only one of them")
         check_template(self.chat_template)
         corpus = ConversationCorpus(self.source, held_out=self.held_out, max_document=self.max_document)
         say_skipped(corpus)
@@ -131,23 +145,23 @@ class Prepare:
             return load_tokenizer(default)
         except FileNotFoundError as error:
             raise FileNotFoundError(
-                f"{error}. {default} is the default here: --tokenizer names another, such as bytes, or a "
-                "folder that `bd3lm data train-tokenizer` made"
+                f"{error}. {default} is the default tokenizer here; name another with --tokenizer, such as "
+                "bytes or a folder from `bd3lm data train-tokenizer`"
             ) from error
 
 
 @dataclass(frozen=True)
 class TrainTokenizer:
-    """Train a byte-level BPE on a corpus."""
+    """Train a byte-level BPE tokenizer on a corpus."""
 
     source: Positional[Annotated[str, named("SOURCE")]]
-    """A file, a folder or a named corpus; its training split is used, a single document whole."""
-    out: NewFolder
-    """The folder to write: a new or empty one, or one with nothing but a tokenizer, which is replaced."""
+    """A file, a folder or a named corpus. Only its training split is read; a single document whole."""
+    out: Positional[Annotated[Path, named("OUT")]]
+    """Folder to write: new, empty, or holding only a tokenizer, which is replaced."""
     vocabulary: int = 8192
-    """Number of tokens, the special ones included; fewer where the text is too small for so many."""
+    """Number of tokens, special tokens included. A small text may give fewer."""
     folder: OptionalFolder = None
-    """A local copy of a named corpus."""
+    """Local copy of a named corpus."""
     field: FieldFlag = None
     max_document: MaxDocumentFlag = None
 
@@ -160,7 +174,7 @@ class TrainTokenizer:
                 f"--vocabulary must be at least {SMALLEST_BPE} (256 bytes and two special tokens), "
                 f"got {self.vocabulary}"
             )
-        # Shards, and a model, are of no use with another tokenizer than theirs.
+        # With another tokenizer, existing shards and models would become useless.
         check_out_folder(self.out, may_hold=(TOKENIZER_FILE, CONFIG_FILE))
         options: dict[str, Any] = {
             "folder": self.folder,
@@ -175,18 +189,18 @@ class TrainTokenizer:
         tokenizer.save(self.out)
         fewer = ""
         if tokenizer.vocab_size < self.vocabulary:
-            why = "no further pair of them occurs twice inside the words of the text"
-            fewer = f" of {self.vocabulary:,} asked for: {why}"
+            why = "no other pair of tokens occurs twice within words of the text"
+            fewer = f" of the {self.vocabulary:,} requested, because {why}"
         say(f"wrote {self.out}: {tokenizer.vocab_size:,} tokens{fewer}")
         return 0
 
 
 @dataclass(frozen=True)
 class Verify:
-    """Read all of a folder of token shards, and say what is damaged or missing; the status is then 1."""
+    """Check a folder of token shards: report damaged or missing files, and exit with status 1 if any."""
 
     folder: Positional[Annotated[Path, named("FOLDER")]]
-    """What `bd3lm data prepare` wrote."""
+    """Folder that `bd3lm data prepare` wrote."""
 
     def run(self) -> int:
         from rich.box import SIMPLE
@@ -215,9 +229,9 @@ class Verify:
         for problem in wrong:
             screen.print(Text(problem), soft_wrap=True)
         if wrong:
-            raise ValueError(f"{self.folder} is not whole: {len(wrong)} of {len(verdicts)} checks failed")
+            raise ValueError(f"{self.folder} is damaged: {len(wrong)} of {len(verdicts)} checks failed")
         tokens = sum(each.tokens or 0 for each in verdicts)
-        screen.print(Text(f"{self.folder} is whole: {tokens:,} tokens"), soft_wrap=True)
+        screen.print(Text(f"{self.folder} is complete: {tokens:,} tokens"), soft_wrap=True)
         return 0
 
 

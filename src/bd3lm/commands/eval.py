@@ -1,24 +1,28 @@
-"""`bd3lm eval`: how likely a model finds text, with what the figure is worth."""
+"""`bd3lm eval`: perplexity of models on texts, exact or as a bound, with standard errors."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from bd3lm.commands.shared.command import Command
 from bd3lm.commands.shared.flags import (
+    BosEosFlag,
     DeviceFlag,
     DTypeFlag,
+    EosFlag,
     EstimatorFlag,
     FieldFlag,
     LawFlag,
     LeanFlag,
     Models,
-    OptionalFile,
     OptionalInt,
-    Texts,
+    RecordsFlag,
+    SeedFlag,
+    SequencesFlag,
+    SplitFlag,
+    TextsFlag,
     TokenizerFlag,
-    named,
 )
 
 if TYPE_CHECKING:
@@ -30,36 +34,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Likelihoods(Command):
-    """What the commands that measure likelihoods have in common."""
+    """The flags and checks that `eval` and `zeroshot` share."""
 
     models: Models = ()
-    """Runs, model folders, GGUF files or hub ids."""
     estimator: EstimatorFlag = "auto"
     law: LawFlag = None
     lean: LeanFlag = None
     replicates: int = 1
-    """Independent draws of a random estimate: with more there is less noise, and it is known how much."""
-    split: Annotated[str | None, named("SPLIT")] = None
-    """Of the data; by default valid, else test, else all there is."""
+    """Independent draws of a random estimate. More draws reduce the noise and measure it."""
+    split: SplitFlag = None
     field: FieldFlag = None
-    bos_eos: bool = False
-    """Put BOS and EOS at the ends of each sequence, for models trained so that came without their run, as the
-    paper's for LM1B. A run knows how it was trained."""
-    sequences: OptionalInt = None
-    """Measure only this many, from the beginning."""
+    bos_eos: BosEosFlag = False
+    sequences: SequencesFlag = None
     context: OptionalInt = None
-    """Tokens of each sequence, up to the network's context, which they are by default."""
-    seed: int = 0
+    """Tokens per sequence, up to the context of the network. Default: that context."""
+    seed: SeedFlag = 0
     batch_size: int = 16
-    """Sequences side by side."""
+    """Sequences per batch."""
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
     dtype: DTypeFlag = None
-    out: OptionalFile = None
-    """Write the records, all figures and settings, to this new JSON file too."""
+    out: RecordsFlag = None
 
     def check(self, texts: Iterable[str | None]) -> None:
-        """Refuse what is known to be wrong before torch is loaded."""
+        """Refuse what is wrong before torch is loaded."""
         from bd3lm.commands.shared.corpora import check_texts
         from bd3lm.commands.shared.models import check_models
         from bd3lm.commands.shared.records import check_new_file
@@ -90,15 +88,15 @@ class Likelihoods(Command):
         return subjects
 
     def laws_of(self, subject: "Subject") -> "Sequence[Law]":
-        """The laws that a model is measured in: that of --law, else its own."""
+        """The laws to measure a model under: --law, else its own."""
         return (self.law or subject.law,)
 
     def estimates(self, subjects: "Sequence[Subject]") -> "list[Estimate]":
-        """What is to be measured of each model: the paper's figure and our best one where the paper's is
-        asked for, or one figure for both where they are the same.
+        """What to measure of each model: one figure or, with --estimator paper, the paper's figure and our
+        best one, unless they are the same.
 
-        Replicates are of draws: a model that draws nothing is measured once beside others that draw, and they
-        are refused where no model draws.
+        Replicates repeat random draws. A model that draws nothing is measured once next to models that draw;
+        if no model draws, replicates are refused.
         """
         from bd3lm.lm import PAPER
 
@@ -106,7 +104,7 @@ class Likelihoods(Command):
         found, some_drawn = [], not subjects
         for subject in subjects:
             met = set()
-            # The paper has no joint models: its figure is that of the law a model was made with.
+            # The paper has no joint models; its figure is for the law that a model was made with.
             beside = self.estimator == PAPER and self.law is None and subject.law != subject.laws[0]
             for name in ("auto",) if beside else names:
                 chosen = _estimator(subject, name)
@@ -123,14 +121,14 @@ class Likelihoods(Command):
 
 @dataclass(frozen=True)
 class Estimate:
-    """What is measured of a model, and whether it is the figure that the paper prints."""
+    """A measurement of a model, and whether it is the figure that the paper reports."""
 
     subject: "Subject"
     flags: Likelihoods
     of_paper: bool
 
     def name_of(self, figure_name: str) -> str:
-        """How a table names the figure."""
+        """The name of the figure in tables."""
         from bd3lm.reports import leaning
 
         law = f", {self.subject.law} law" if len(self.subject.laws) > 1 else ""
@@ -139,18 +137,18 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Eval(Likelihoods):
-    """Perplexity, bits per token and per byte, with standard errors: exact where it can be, else a bound."""
+    """Measure perplexity and bits per byte, exactly if possible, else as a bound.
+
+    Each figure comes with its standard error.
+    """
 
     kind = "eval"
 
-    data: Texts = ()
-    """Texts to measure on: folders of token shards, files, folders of files or named corpora; by default what
-    each run held out."""
-    eos: bool = True
-    """Put an end-of-text token after every document, where --data is text. Shards already have it or not."""
+    data: TextsFlag = ()
+    eos: EosFlag = True
 
     def laws_of(self, subject: "Subject") -> "Sequence[Law]":
-        """That of --law, else all that a model has and the estimator can measure, its own first."""
+        """--law, else all laws of the model that the estimator can measure, its own first."""
         from bd3lm.lm import PAPER
 
         if self.law is not None:
@@ -177,8 +175,8 @@ def measure_perplexity(
     eos_between_documents: bool | None = None,
     console: "Console | None" = None,
 ) -> dict[str, Any]:
-    """The perplexity of one model on one text, by default its run's own, as a record kept beside the run."""
-    from bd3lm.commands.shared.corpora import open_sequences
+    """The perplexity of one model on one text (default: its run's), as a record stored next to the run."""
+    from bd3lm.commands.shared.corpora import open_sequences, settings_of_reading
     from bd3lm.commands.shared.progress import tracked
     from bd3lm.commands.shared.records import keep, new_record, record_name
     from bd3lm.evaluation import corpus_likelihood
@@ -216,14 +214,7 @@ def measure_perplexity(
                 "lean": subject.lean,
                 "replicates": flags.replicates,
                 "seed": flags.seed,
-                "eos_between_documents": text.eos_between_documents,
-                "context": text.rows.context,
-                "batch_size": flags.batch_size,
-                "dtype": subject.dtype,
-                "tokenizer": subject.tokenizer,
-                "limit": flags.sequences,
-                **({"bos_eos": True} if text.bos_eos else {}),
-                **({} if flags.field is None else {"field": flags.field}),
+                **settings_of_reading(text, subject, flags),
             },
             result={
                 "sequences": found[0].sequences,
@@ -253,14 +244,14 @@ def report_perplexities(
                     each.subject, each.flags, source, eos_between_documents=eos, console=console
                 )
                 measured.append((each, record))
-    finally:  # an error or Ctrl-C does not take with it what is known by then
+    finally:  # figures known so far are printed even after an error or Ctrl-C
         if measured:
             _print_tables(measured, subjects, console)
     return [record for _, record in measured]
 
 
 def _print_tables(measured: "Sequence[Measured]", subjects: "Sequence[Subject]", console: "Console") -> None:
-    """A table for each text, and what the signs in them mean."""
+    """A table for each text, and the meaning of its signs."""
     from rich.table import Table
 
     for title, group in _by_text(measured):
@@ -284,7 +275,7 @@ def _print_tables(measured: "Sequence[Measured]", subjects: "Sequence[Subject]",
 
 
 def _estimator(subject: "Subject", name: str) -> "Estimator | None":
-    """An estimator for a model; None where the model has no such one, which measuring says in words."""
+    """The estimator for a model; None if the model does not have it, which measuring reports as an error."""
     from bd3lm.lm import build_estimator
 
     try:
@@ -294,7 +285,7 @@ def _estimator(subject: "Subject", name: str) -> "Estimator | None":
 
 
 def figure_record(found: "CorpusLikelihood", text_bytes: int | None) -> dict[str, Any]:
-    """A figure as records keep it; without the bytes of its text it has no bits a byte."""
+    """A figure as records store it. Without the bytes of its text it has no bits per byte."""
     return {
         "name": found.figure.name,
         "meaning": found.figure.meaning,
@@ -313,8 +304,7 @@ def _of_draws(drawn: bool, cell: str = "of draws") -> list[str]:
 
 
 def _cells(figure: dict[str, Any], drawn: bool) -> list[str]:
-    """The figures of one row. Records have null for what is not finite, and for bits a byte that are not
-    known."""
+    """The figures of one row. Records have null for non-finite figures and for unknown bits per byte."""
     from bd3lm.reports import perplexity_text, plain
 
     noise, bits = figure["monte_carlo_error"], figure["bits_per_token"]
@@ -330,7 +320,7 @@ def _cells(figure: dict[str, Any], drawn: bool) -> list[str]:
 
 
 def _less_noise(subjects: "Sequence[Subject]", records: Sequence[dict[str, Any]]) -> str:
-    """The advice to take counts instead of a drawn nelbo, for the models that may and have nothing better."""
+    """Advice to use counts instead of nelbo, for the models that can and have nothing better."""
     ways = {True: set[tuple[str, str]](), False: set[tuple[str, str]]()}
     for record in records:
         settings = record["settings"]
@@ -351,17 +341,17 @@ def _less_noise(subjects: "Sequence[Subject]", records: Sequence[dict[str, Any]]
 def legend(
     subjects: "Sequence[Subject]", records: Sequence[dict[str, Any]], figures: Sequence[dict[str, Any]]
 ) -> str:
-    """What the signs in a table of figures mean, as far as it has them; docs/evaluation.md says more."""
+    """The meaning of the signs in a table, as far as it has them; docs/evaluation.md says more."""
     drawn = [figure for figure in figures if figure["monte_carlo_error"] != 0.0]
-    with_draws = ", noise of the draws included" if drawn else ""
-    words = [f"± one standard error (neighbouring sequences treated as dependent{with_draws})."]
+    with_draws = ", including the noise of the draws" if drawn else ""
+    words = [f"± is one standard error (neighboring sequences treated as dependent{with_draws})."]
     met = {figure["meaning"] for figure in figures}
     if "bound" in met:
         words.append(f"≤ upper bound{', or an estimate of one' if drawn else ''}.")
     if "neither" in met:
         words.append("≈ neither exact nor a bound.")
     if any(figure["monte_carlo_error"] is None for figure in figures):
-        words.append("--replicates 4 tells the part of the draws.")
+        words.append("--replicates 4 measures how much of it comes from the draws.")
     in_steps = {subject.name for subject in subjects if subject.model.config.method.weighs_in_steps}
     if any(
         figure["name"] in ("nelbo", "nelbo:ordered") and figure["monte_carlo_error"] != 0.0  # rates down to 0
@@ -392,11 +382,11 @@ Measured = tuple[Estimate, dict[str, Any]]
 
 
 def _by_text(measured: Sequence[Measured]) -> list[tuple[str, list[Measured]]]:
-    """(Title, measurements) for each text: runs that held out the same one stand in one table.
+    """(Title, measurements) for each text; runs that held out the same text share a table.
 
-    A title says how much was scored, so a table holds only models that were scored on as much: another
-    context, a first token that is scored, or BOS and EOS around each sequence makes another table, though it
-    may have the same name.
+    The title says how much was scored, and a table holds only models that were scored on the same amount.
+    Another context, a scored first token, or BOS and EOS around each sequence makes another table, perhaps
+    with the same name.
     """
     groups: dict[tuple[Any, ...], list[Measured]] = {}
     for each, record in measured:
@@ -415,7 +405,7 @@ def _title(record: dict[str, Any]) -> str:
 
 
 def recorded_data(data: str | None) -> str:
-    """As a record names a text: a path is never the bare word that stands for the run's own data."""
+    """The name of a text in records: a path is never the bare word that stands for the run's own data."""
     from bd3lm.reports.content import OWN
 
     return OWN if data is None else f"./{data}" if data == OWN else data

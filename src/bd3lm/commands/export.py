@@ -1,11 +1,17 @@
-"""`bd3lm export`: a model in a layout that other people's programs load."""
+"""`bd3lm export`: write a model in a layout that other programs load."""
 
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from bd3lm.commands.shared.command import Command
-from bd3lm.commands.shared.flags import DTYPES, DType, Model, NewFolder, check_out_folder, named
+from bd3lm.commands.shared.flags import (
+    Model,
+    NewFolder,
+    SavedDTypeFlag,
+    check_out_folder,
+    named,
+)
 from bd3lm.io.terminal import say
 
 if TYPE_CHECKING:
@@ -20,21 +26,24 @@ Layout = Literal["huggingface", "transformers", "sdar", "reference"]
 
 @dataclass(frozen=True)
 class Export(Command):
-    """Write a model in a layout that other programs load; `bd3lm convert` reads theirs."""
+    """Write a model in a format that other programs load."""
 
     kind = "export"
 
     model: Model
-    """A run, a model folder, a GGUF file or a hub id such as owner/name."""
     out: NewFolder
-    """The folder to write, a new or empty one."""
-    to: Annotated[Layout, named("{huggingface,transformers,sdar,reference}")]
-    """The layout: huggingface, a Llama- or Qwen-type checkpoint that transformers loads (of autoregressive
-    models whose network is of that type); transformers, a folder with code for its AutoModelForCausalLM (of
-    block diffusion models); sdar, which SGLang, LMDeploy and JetEngine load (of block diffusion models whose
-    network is of Qwen3's type); reference, that of the paper's published weights, for its own code."""
-    dtype: Annotated[DType | None, named(DTYPES)] = None
-    """Precision to write; by default that of the weights."""
+    to: Annotated[
+        Layout,
+        named(
+            "{huggingface,transformers,sdar,reference}",
+            help="Format. huggingface: a Llama or Qwen type checkpoint for transformers, from an "
+            "autoregressive model whose network is of that type. transformers: a folder with code for "
+            "its AutoModelForCausalLM, from a block diffusion model. sdar: for SGLang, LMDeploy and "
+            "JetEngine, from a block diffusion model whose network is of Qwen3's type. reference: the "
+            "format of the paper's published weights, for its own code.",
+        ),
+    ]
+    dtype: SavedDTypeFlag = None
 
     def run(self) -> int:
         from bd3lm.commands.shared.models import check_models, one_model
@@ -45,7 +54,7 @@ class Export(Command):
         from bd3lm import interop
 
         path = interop.resolve(one_model(self.model))
-        # Not as a model to be used, which would compute in another precision than it is stored in.
+        # Not opened as a model for use, which may compute in another precision than the stored one.
         network, config = interop.load(path, dtype=self.dtype)
         tokenizer = interop.tokenizer_for(path, config)
         _WRITERS[self.to](network, config, tokenizer, self.out)
@@ -95,7 +104,7 @@ def _to_sdar(
         say(note, to=sys.stderr)
 
 
-# Of a joint model, which has both.
+# A joint model has both laws.
 _LAWS: "dict[str, Law]" = {"huggingface": "causal", "transformers": "block"}
 _WRITERS = {
     "huggingface": _to_huggingface,

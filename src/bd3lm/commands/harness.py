@@ -1,4 +1,4 @@
-"""`bd3lm harness`: other people's tasks, by lm-evaluation-harness."""
+"""`bd3lm harness`: run tasks of lm-evaluation-harness on a model."""
 
 import json
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ from bd3lm.commands.shared.flags import (
     OptionalFile,
     OptionalFolder,
     OptionalInt,
+    SeedFlag,
     TokenizerFlag,
     named,
 )
@@ -36,38 +37,37 @@ _MEANINGS = {
 
 @dataclass(frozen=True)
 class Harness(Command):
-    """Run tasks of lm-evaluation-harness on a model; needs the extra `harness`.
+    """Run tasks of lm-evaluation-harness on a model.
 
-    Tasks that come with the harness download their data from the hub.
+    Needs pip install "bd3lm[harness]". The tasks that come with the harness download their data from the hub.
     """
 
     kind = "harness"
 
     model: Model
-    """A run, model folder, GGUF file or hub id."""
     tasks: Annotated[tuple[str, ...], named("TASK ...")]
     """Names of tasks or groups, or patterns such as "arc_*"."""
     include_path: OptionalFolder = None
-    """A folder with task files (YAML) of your own."""
+    """Folder with your own task files (YAML)."""
     num_fewshot: OptionalInt = None
-    """Examples in each context; by default what the task says."""
+    """Examples in each context. Default: what the task says."""
     limit: OptionalInt = None
-    """Only this many examples of each task, the first, for a trial."""
+    """Run only the first examples of each task, this many, to try it out."""
     estimator: EstimatorFlag = "auto"
     samples: OptionalInt = None
-    """Draws of each text, for a random estimate; by default 16, for iw:K 1 (of K orders)."""
+    """Draws of a random estimate for each text. Default: 16, for iw:K 1 (of K orders)."""
     law: LawFlag = None
     lean: LeanFlag = None
     steps: OptionalInt = None
-    """Steps of the sampler: for SEDD and D3PM those of a text, for the others those of each block."""
-    seed: int = 0
+    """Steps of the sampler: per text for SEDD and D3PM, per block for the others."""
+    seed: SeedFlag = 0
     batch_size: int = 8
-    """Texts side by side."""
+    """Texts per batch."""
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
     dtype: DTypeFlag = None
     out: OptionalFile = None
-    """Write all that the harness reports to this new JSON file."""
+    """Write the full report of the harness to this new JSON file."""
 
     def run(self) -> int:
         from bd3lm.commands.shared.models import check_models, one_model
@@ -78,7 +78,7 @@ class Harness(Command):
         check_models([self.model], device=self.device, lean=self.lean)
         require("lm_eval", "harness", "bd3lm harness")
 
-        from bd3lm.interop.harness import HarnessLM  # which brings torch, as the package does
+        from bd3lm.interop.harness import HarnessLM  # this import loads torch, as the package does
 
         model = HarnessLM(
             one_model(self.model),
@@ -102,7 +102,7 @@ class Harness(Command):
 
 
 def run_harness(model: "HarnessLM", flags: Harness, *, console: "Console | None" = None) -> dict[str, Any]:
-    """Run the tasks, print the harness's table and what its likelihoods are, and return all it reports."""
+    """Run the tasks, print the harness's table and the meaning of its likelihoods, and return its report."""
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
     from lm_eval.utils import make_table
@@ -112,11 +112,11 @@ def run_harness(model: "HarnessLM", flags: Harness, *, console: "Console | None"
 
     console = console or Console()
     include_path = flags.include_path
-    for name, value, least in (("limit", flags.limit, 1), ("num_fewshot", flags.num_fewshot, 0)):
+    for name, value, least in (("--limit", flags.limit, 1), ("--num-fewshot", flags.num_fewshot, 0)):
         if value is not None and value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
     if include_path is not None and not include_path.is_dir():
-        raise ValueError(f"include_path must be a folder of task files, and {include_path} is none")
+        raise ValueError(f"--include-path must be a folder of task files, and {include_path} is not one")
     manager = TaskManager(include_path=None if include_path is None else str(include_path))
     results: dict[str, Any] = simple_evaluate(
         model=model,
@@ -136,7 +136,7 @@ def run_harness(model: "HarnessLM", flags: Harness, *, console: "Console | None"
 
 
 def _matching(tasks: Sequence[str], manager: "TaskManager") -> list[str]:
-    """The tasks and groups that are named, by patterns such as "arc_*" too."""
+    """The names of the requested tasks and groups; patterns such as "arc_*" are expanded."""
     from bd3lm.parsing import did_you_mean
 
     if not tasks:

@@ -1,24 +1,28 @@
-"""`bd3lm lengths`: how long the documents of models are, beside those that they were trained on."""
+"""`bd3lm lengths`: compare the lengths of generated documents with the training set's."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import arg
 
 from bd3lm.commands.shared.command import Command
 from bd3lm.commands.shared.flags import (
     DeviceFlag,
+    EntropyWindowFlag,
     LawFlag,
     LeanFlag,
     MaxDocumentFlag,
     ModelsOrFiles,
-    OptionalFile,
     OptionalFolder,
-    OptionalInt,
+    RecordsFlag,
     SamplingDTypeFlag,
+    SeedFlag,
     TokenizerFlag,
     TopPFlag,
     TopPRuleFlag,
     check_sources,
+    named,
 )
 
 if TYPE_CHECKING:
@@ -32,54 +36,64 @@ if TYPE_CHECKING:
 
 SPLIT = "train"
 _CONTEXTS = 16  # the longest document of the paper's block diffusion model has 9.7 contexts of 1,024
-_KEPT = 10_000  # training documents whose lengths a record holds
+_KEPT = 10_000  # lengths of training documents stored in a record
 _ENDS = {"EOS": "eos", "entropy": "entropy", "limit": "length"}  # headings; no document ends at a string
 
 
 @dataclass(frozen=True)
 class Lengths(Command):
-    """How long the documents are that models write and what ends them, beside those of the training set."""
+    """Measure how long generated documents are, and compare with the training set.
+
+    The table also counts what ended them: an end-of-text token, low entropy or the length limit.
+    """
 
     kind = "lengths"
 
-    sources: ModelsOrFiles = ()
-    """Runs, model folders, GGUF files or hub ids, which write documents; or .jsonl files that
-    `bd3lm sample --out` wrote without a prompt."""
+    sources: Annotated[
+        ModelsOrFiles,
+        arg(
+            help="Runs, model folders, GGUF files or hub ids, which write the documents; or .jsonl files "
+            "that `bd3lm sample --out` wrote without a prompt."
+        ),
+    ] = ()
     count: int = 500
-    """Documents of each model."""
-    length: OptionalInt = None
-    """Tokens a document may reach, with the one that texts begin with; by default 16 contexts. SEDD and
-    uniform noise reach one context."""
+    """Documents per model."""
+    length: Annotated[
+        int | None,
+        named(
+            "INT",
+            help="Most tokens of a document, the token that begins a text included. Default: 16 contexts. "
+            "SEDD and uniform noise reach one context.",
+        ),
+    ] = None
     entropy_floor: float = 4.0
-    """End a document when its last tokens have less entropy than this, in nats; 0 ends none."""
-    entropy_window: int = 256
-    """How many last tokens that is."""
+    """End a document when the entropy of its last tokens falls below this, in nats. 0: never."""
+    entropy_window: EntropyWindowFlag = 256
     top_p: TopPFlag = None
     top_p_rule: TopPRuleFlag = "inclusive"
     law: LawFlag = None
     lean: LeanFlag = None
-    seed: int = 0
+    seed: SeedFlag = 0
     batch_size: int = 32
-    """Documents written side by side."""
+    """Documents written in parallel."""
     data: OptionalFolder = None
-    """A folder of token shards to compare with; by default what each run was trained on."""
+    """Token shards to compare with. Default: the data that each run was trained on."""
     max_document: MaxDocumentFlag = None
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
     dtype: SamplingDTypeFlag = None
-    out: OptionalFile = None
-    """Write the records, all lengths and settings, to this new JSON file too."""
+    out: RecordsFlag = None
 
     def run(self) -> int:
         from bd3lm.commands.shared.records import check_new_file, write_records
         from bd3lm.io.console import Console
+        from bd3lm.limits import check_counts
 
         check_new_file(self.out)
         check_sources(self, for_files=("data", "max_document", "out"))
-        if self.count < 1:
-            raise ValueError(f"count must be at least 1, got {self.count}")
+        check_counts(count=self.count)
 
-        from bd3lm.commands.shared.sample_files import open_sources  # which brings torch
+        from bd3lm.commands.shared.sample_files import open_sources  # this import loads torch
 
         write_records(self.out, report_lengths(open_sources(self), self, notes=Console(stderr=True)))
         return 0
@@ -88,7 +102,7 @@ class Lengths(Command):
 def settings_of(flags: Lengths, subject: "Subject", notes: "Console | None" = None) -> "Settings":
     """How a model writes: without a prompt, until an end token, low entropy or the limit ends the text.
 
-    A limit beyond what it can write is lowered, and `notes` told so.
+    If the limit is more than the model can write, it is lowered, and `notes` says so.
     """
     from rich.text import Text
 
@@ -111,7 +125,7 @@ def settings_of(flags: Lengths, subject: "Subject", notes: "Console | None" = No
         if notes is not None:
             limit = f"{subject.name} ({subject.title}) cannot write past its context of {context:,} tokens."
             notes.print(Text(limit), soft_wrap=True)
-    model.stream("", settings)  # raises errors now, before another model has written for an hour
+    model.stream("", settings)  # raises errors now, not after another model has written for an hour
     return settings
 
 
@@ -122,10 +136,9 @@ def report_lengths(
     console: "Console | None" = None,
     notes: "Console | None" = None,
 ) -> list[dict[str, Any]]:
-    """Measure each source, print a table that begins with the training set, and return the records.
+    """Measure each source, print a table that starts with the training set, and return the records.
 
-    Errors in --data, in a file, or in the settings for any of the models are raised before anything is
-    written.
+    Errors in --data, in a file or in the settings of any model are raised before anything is written.
     """
     from rich.text import Text
 
@@ -155,7 +168,7 @@ def report_lengths(
 
 
 def measure_lengths(samples: "Samples", shards: "TokenShards | None") -> dict[str, Any]:
-    """The lengths of documents and of the training set, as a record, which is kept in the folder of a run."""
+    """The lengths of documents and of the training set, as a record stored next to the run."""
     from bd3lm.commands.shared.records import keep, new_record, record_name
     from bd3lm.evaluation import LengthStatistics, stop_counts
 
@@ -188,7 +201,7 @@ def measure_lengths(samples: "Samples", shards: "TokenShards | None") -> dict[st
 def _shards(
     source: "Subject | Samples", given: "TokenShards | None", notes: "Console"
 ) -> "TokenShards | None":
-    """The training set to compare a source with; None for a run whose data is gone."""
+    """The training set to compare a source with; None for a run whose data no longer exists."""
     from rich.text import Text
 
     from bd3lm.commands.shared.sample_files import Samples
@@ -202,30 +215,30 @@ def _shards(
     try:
         return source.shards()
     except (ValueError, OSError) as error:
-        notes.print(Text(f"No training set to compare {source.name} with: {error}"), soft_wrap=True)
+        notes.print(Text(f"no training set to compare {source.name} with: {error}"), soft_wrap=True)
         return None
 
 
 def _document_lengths(samples: "Samples") -> list[int]:
-    """The lengths of samples that are whole documents, without their begin and end tokens."""
+    """The lengths of samples that are whole documents, without begin and end tokens."""
     from bd3lm.evaluation import document_length
 
     samples.require_from_nothing()
     if samples.settings.get("stop_at_eos") is False:
         raise ValueError(
-            f"{samples.name} must hold documents, and its samples were written on past their end tokens: "
-            f"`bd3lm sample --no-stop-at-eos` writes no documents"
+            f"{samples.name} must hold documents, and its samples continue past their end tokens, as `bd3lm "
+            "sample --no-stop-at-eos` writes them"
         )
     if stop := samples.settings.get("stop"):
         raise ValueError(
-            f"{samples.name} must hold documents, and its samples were ended at strings, {stop}: "
-            f"`bd3lm sample --stop` writes no documents"
+            f"{samples.name} must hold documents, and its samples end at the strings {stop}, as `bd3lm "
+            "sample --stop` writes them"
         )
     for index, record in enumerate(samples.records):
         if not isinstance(record.get("tokens"), list):
             raise ValueError(
-                f"sample {index} of {samples.name} must have tokens, as `bd3lm sample --out` writes "
-                "them, got none"
+                f"sample {index} of {samples.name} must have tokens, as `bd3lm sample --out` writes them, "
+                "got none"
             )
     marks = {record["tokens"][-1] for record in samples.records if record["stopped_by"] == "eos"}
     tokenizer = None if samples.subject is None else samples.subject.model.tokenizer
@@ -286,7 +299,7 @@ def _legend(records: Sequence[Mapping[str, Any]]) -> str:
         if stops["length"]:
             lines.append(
                 f"{stops['length']:,} documents of {record['model']} reached the limit of "
-                f"{settings['length']:,} tokens and might have gone on."
+                f"{settings['length']:,} tokens and might have been longer."
             )
         if stops["entropy"]:
             lines.append(

@@ -1,4 +1,4 @@
-"""`bd3lm presets`: the named runs."""
+"""`bd3lm presets`: list the named recipes."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from bd3lm.io.terminal import say
 
 @dataclass(frozen=True)
 class Presets(Command):
-    """List the named runs, and how to get the text that they read."""
+    """List the presets for `bd3lm train`, and how to get their data."""
 
     kind = "presets"
 
@@ -17,9 +17,9 @@ class Presets(Command):
 
         width = max(map(len, PRESETS))
         for name, preset in PRESETS.items():
-            afterwards = "; then measures it and writes report.html" if preset.report else ""
+            afterwards = "; then measures the models and writes report.html" if preset.report else ""
             say(f"{name:{width}}  {preset.description}{afterwards}")
-        say("\nBut for the built-in corpus presets read tokens of yours, by --data.path or in these folders:")
+        say("\nPresets without the built-in corpus read token shards from --data.path or these folders:")
         for folder, command in DATA.items():
             say(f"{folder:{width}}  {command}")
         return 0

@@ -1,7 +1,7 @@
-"""`bd3lm prove`: a block diffusion model small enough to know everything about.
+"""`bd3lm prove`: check a block diffusion model that is small enough to enumerate.
 
-Every text that a tiny random model can write is enumerated, so its likelihood must sum to one, its bounds
-must lie in order, and its sampler must agree with both.
+It lists every text that a tiny random model can write. The likelihoods must sum to one, the bounds must lie
+in order, and the sampler's frequencies must match the likelihoods.
 """
 
 from dataclasses import dataclass
@@ -21,27 +21,30 @@ if TYPE_CHECKING:
 _LETTERS = "abc"
 _MASK = len(_LETTERS)
 _LENGTH, _BLOCK, _ORDERS = 6, 3, 4
-_LEAST_EXPECTED = 5.0  # times, for a text to count on its own in a χ² test
-_WEIGHT_SCALE = 0.3  # smaller weights give nearly uniform texts, which would prove little
+_LEAST_EXPECTED = 5.0  # expected count that a text needs to be its own class in the χ² test
+_WEIGHT_SCALE = 0.3  # smaller weights make all texts nearly equally likely, which would prove little
 
 
 @dataclass(frozen=True)
 class Prove(Command):
-    """Enumerate every text of a tiny model: its likelihood sums to one, and its sampler agrees."""
+    """Check the mathematics on a model so small that all its texts can be enumerated.
+
+    The likelihoods must sum to one, the bounds must lie in order, and the sampler must agree with them.
+    """
 
     kind = "prove"
 
     seed: int = 0
     """Seed of the random weights."""
     samples: int = 20_000
-    """How many texts to draw for the comparison."""
+    """Texts to draw for the comparison."""
 
     def run(self) -> int:
         return 0 if run_proof(self) else 1
 
 
 def run_proof(flags: Prove, *, console: "Console | None" = None) -> bool:
-    """Print the proof; True when everything agreed."""
+    """Print the checks; True if everything agrees."""
     import torch
     from rich.text import Text
 
@@ -59,8 +62,8 @@ def run_proof(flags: Prove, *, console: "Console | None" = None) -> bool:
     console.print(
         Text.assemble(
             ("A tiny block diffusion model", "bold"),
-            f": {len(_LETTERS)} letters, texts of {_LENGTH} in blocks of {_BLOCK}, random weights. "
-            f"It can write {len(texts)} texts, and here all are accounted for.\n",
+            f": {len(_LETTERS)} letters, texts of {_LENGTH} in blocks of {_BLOCK}, random weights. It can "
+            f"write {len(texts)} texts; all of them are enumerated here.\n",
         )
     )
     batch = TokenBatch.of(texts, score_first=True)
@@ -106,7 +109,8 @@ def _tiny_model(seed: int) -> "Transformer":
 def _print_bounds(
     console: "Console", model: "Denoiser", batch: "TokenBatch", exact: "ExactLikelihood", seed: int
 ) -> bool:
-    """Average figures over the model's own texts: the exact one, and the bounds others must make do with."""
+    """Print averages over the model's own texts: the exact likelihood, and the bounds used when it is out of
+    reach."""
     import torch
     from rich.table import Table
 
@@ -136,7 +140,7 @@ def _print_bounds(
 
 
 def _print_samples(console: "Console", model: "Denoiser", texts: "Tensor", p: "Tensor", samples: int) -> bool:
-    """Sampled frequencies beside exact probabilities, with a χ² test over all texts."""
+    """Print sampled frequencies next to exact probabilities, with a χ² test over all texts."""
     import torch
     from rich.progress import track
     from rich.table import Table
@@ -168,16 +172,16 @@ def _print_samples(console: "Console", model: "Denoiser", texts: "Tensor", p: "T
 
 
 def _pooled(expected: "Tensor", samples: int) -> str:
-    """Why there are fewer degrees of freedom than texts: what `_chi_squared` counts together."""
+    """Why there are fewer degrees of freedom than texts: `_chi_squared` pools rare texts."""
     rare = int((expected < _LEAST_EXPECTED).sum())
     if rare < 2:
         return ""
     often = f"{_LEAST_EXPECTED:g} times in {samples:,}"
-    return f" (the {rare} texts expected fewer than {often} are counted together)"
+    return f" (the {rare} texts expected fewer than {often} are pooled)"
 
 
 def _chi_squared(observed: "Tensor", expected: "Tensor") -> tuple[float, int, float]:
-    """Pearson's test; texts too rare to be expected five times are counted together."""
+    """Pearson's χ² test. Texts expected fewer than five times are pooled."""
     import torch
 
     rare = expected < _LEAST_EXPECTED

@@ -1,4 +1,4 @@
-"""`bd3lm score MODEL FILE...`: how likely a model finds each document, long ones by sliding windows."""
+"""`bd3lm score MODEL FILE...`: likelihood of each document, long ones by sliding windows."""
 
 import json
 import math
@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional
@@ -21,8 +22,8 @@ from bd3lm.commands.shared.flags import (
     LeanFlag,
     MaxDocumentFlag,
     Model,
-    OptionalFile,
     OptionalInt,
+    SeedFlag,
     TokenizerFlag,
     named,
 )
@@ -49,47 +50,59 @@ _FIGURES = (
     "lean",
     "meaning",
 )
-_BLANK = "blank"  # the meaning of the figures of a document without any
-_BATCHES_TOGETHER = 16  # so that windows of about equal lengths can share a batch
+_BLANK = "blank"  # the meaning for a document without figures
+_BATCHES_TOGETHER = 16  # so that windows of similar lengths can share a batch
 
 Window = tuple[int, int, int]
-"""Where it begins and ends in the text, and how many of its tokens are given."""
+"""Where a window begins and ends in the text, and how many of its tokens are given."""
 Place = tuple[str, int, str]
-"""A document: its file, its index among the rows of that file, and its text."""
+"""A document: its file, its row in the file, and its text."""
 
 
 @dataclass(frozen=True)
 class Score(Command):
-    """How likely a model finds each document, one JSON line each: exact where it can be, else a bound.
+    """Score documents: one JSON line each, with an exact likelihood or a bound.
 
-    Documents longer than the context are scored in windows, each given what the one before it has scored.
+    A document longer than the context is scored in windows; each window is given tokens that the windows
+    before it scored.
     """
 
     kind = "score"
 
     model: Model
-    """A run, model folder, GGUF file or hub id."""
-    files: Positional[Annotated[tuple[str, ...], named("FILE ...")]]
-    """Files or folders of text, with the documents that `bd3lm data prepare` would take. Blank ones have a
-    line too, without a figure."""
+    files: Positional[
+        Annotated[
+            tuple[str, ...],
+            named(
+                "FILE ...",
+                help="Files or folders of text, split into documents as `bd3lm data prepare` does. A blank "
+                "document gets a line too, without a figure.",
+            ),
+        ]
+    ]
     field: FieldFlag = None
     max_document: MaxDocumentFlag = None
     estimator: EstimatorFlag = "auto"
     law: LawFlag = None
     lean: LeanFlag = None
     samples: OptionalInt = None
-    """Draws of a random estimate, whose spread is the error; by default 16, for iw:K 1."""
+    """Draws of a random estimate; their spread gives the error. Default: 16, for iw:K 1."""
     stride: OptionalInt = None
-    """Tokens that a window after the first scores, given the rest of a context; by default half a context."""
-    seed: int = 0
+    """New tokens that each window after the first scores. Default: half the context."""
+    seed: SeedFlag = 0
     batch_size: int = 8
-    """Documents, or windows of long ones, or draws, side by side."""
+    """Documents (or windows, or draws) per batch."""
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
     dtype: DTypeFlag = None
-    out: OptionalFile = None
-    """Write the lines to this new .jsonl file instead of standard output. Until all are there it is called
-    FILE.partial, which the same command continues."""
+    out: Annotated[
+        Path | None,
+        named(
+            "FILE",
+            help="Write the lines to this new .jsonl file instead of standard output. Until it is complete "
+            "it is called FILE.partial, and the same command continues it.",
+        ),
+    ] = None
 
     def run(self) -> int:
         from bd3lm.commands.shared.models import check_models
@@ -101,9 +114,9 @@ class Score(Command):
         check_models([self.model], device=self.device, lean=self.lean)
         check_counts(samples=self.samples, stride=self.stride, batch_size=self.batch_size)
         for file in self.files:
-            FileCorpus(file, held_out=0)  # finds the files and reads none
+            FileCorpus(file, held_out=0)  # finds the files without reading them
 
-        from bd3lm.commands.shared.subjects import Subject, check_lean_is_for  # which brings torch
+        from bd3lm.commands.shared.subjects import Subject, check_lean_is_for  # this import loads torch
 
         subject = Subject.open(
             self.model,
@@ -119,8 +132,11 @@ class Score(Command):
 
 
 def run_score(subject: "Subject", flags: Score) -> None:
-    """A JSON line for each document of the files, in their order: on standard output, or in --out, which is
-    called OUT.partial until all are there. What the same command wrote there before is not scored again."""
+    """Write a JSON line for each document of the files, in order, to standard output or to --out.
+
+    --out is called OUT.partial until it is complete. Lines that the same command wrote earlier are not scored
+    again.
+    """
     from bd3lm.commands.shared.partials import Partial
     from bd3lm.data.files import FileCorpus
 
@@ -161,10 +177,10 @@ def run_score(subject: "Subject", flags: Score) -> None:
 
 
 def windows(length: int, *, context: int, stride: int, given: int) -> list[Window]:
-    """The windows over a text of some tokens, the first `given` of them given: each token is scored once.
+    """Split a text into windows; the first `given` tokens are given, and every other token is scored once.
 
-    The first window is the first context. Each further one begins a stride later and scores what is new, so
-    that a token is scored after at least context − stride others, or all there are.
+    The first window is the first context. Each further window begins a stride later and scores the new
+    tokens, so each token is scored after at least context − stride other tokens, or after all there are.
     """
     if not 1 <= stride <= context:
         raise ValueError(f"stride must be 1 to {context} tokens, a context, got {stride}")
@@ -178,11 +194,10 @@ def windows(length: int, *, context: int, stride: int, given: int) -> list[Windo
 def score_documents(
     subject: "Subject", texts: Iterable[tuple[str, str]], flags: Score
 ) -> Iterator[dict[str, Any]]:
-    """log p of each text in turn, of any length and without an end token, and what the figure is worth.
+    """Yield log p of each text in turn, of any length and without an end token, with its meaning.
 
-    Windows of several texts go through the network together. With each text comes a name, for what is wrong
-    with it; those before it are scored all the same. A blank text, which is no document anywhere else, has a
-    record too, so that records match texts.
+    Windows of several texts share batches. Each text comes with a name for errors; texts before a bad one are
+    still scored. A blank text gets a record too, so records match texts.
     """
     from bd3lm.lm import build_estimator
 
@@ -206,7 +221,7 @@ class _Document:
     text: str
     tokens: Sequence[int]
     windows: list[Window]
-    size: int  # of what is scored, in bytes
+    size: int  # bytes of the scored text
     characters: int
 
 
@@ -243,7 +258,7 @@ def _documents(
 
 
 def _gather(documents: Iterator[_Document], together: int) -> tuple[list[_Document], Exception | None]:
-    """Documents until they have so many windows, and what came instead of the next, where something did."""
+    """Collect documents with this many windows; also return the exception that stopped it, if any."""
     found: list[_Document] = []
     try:
         while sum(len(each.windows) for each in found) < together:
@@ -256,7 +271,7 @@ def _gather(documents: Iterator[_Document], together: int) -> tuple[list[_Docume
 def _scored(
     subject: "Subject", documents: Sequence[_Document], drawn: bool, flags: Score
 ) -> Iterator[dict[str, Any]]:
-    """The records of some documents; if one of them is refused, those before it come first."""
+    """Yield the records of some documents; if one is refused, the records before it come first."""
     try:
         found = iter(_likelihoods(subject, documents, drawn, flags))
     except ValueError as error:
@@ -272,7 +287,7 @@ def _scored(
 def _likelihoods(
     subject: "Subject", documents: Sequence[_Document], drawn: bool, flags: Score
 ) -> "list[TextLikelihood]":
-    """Those of all windows, in the order of the documents."""
+    """The records of all windows, in the order of the documents."""
     from bd3lm.diffusion import derive_seed
 
     pieces = [
@@ -280,8 +295,8 @@ def _likelihoods(
         for each in documents
         for number, (start, end, given) in enumerate(each.windows)
     ]
-    # A call draws the same numbers for each of its texts, so windows that draw have calls of their own.
-    # Others go by their lengths, and little is padded.
+    # A call draws the same numbers for each of its texts, so windows that draw need separate calls. The
+    # others are sorted by length, to save padding.
     order = sorted(range(len(pieces)), key=lambda place: -len(pieces[place][0]))
     found: dict[int, TextLikelihood] = {}
     for group in ([place] for place in order) if drawn else [order] if order else []:
@@ -326,7 +341,7 @@ def _record(subject: "Subject", document: _Document, found: "Sequence[TextLikeli
 
 @dataclass
 class _Tally:
-    """How many documents have a line, and how many of these are blank."""
+    """Counts the documents that have a line, and the blank ones among them."""
 
     documents: int = 0
     blank: int = 0
@@ -347,7 +362,7 @@ class _Tally:
 
 
 def _check_numbers(subject: "Subject", flags: Score) -> None:
-    """Refuse, by the names of the flags, what no document could be scored with."""
+    """Refuse flags with which no document could be scored; errors name the flags."""
     from bd3lm.lm import build_estimator
 
     config = subject.model.config
@@ -355,7 +370,7 @@ def _check_numbers(subject: "Subject", flags: Score) -> None:
     most = config.network.context - int(not config.method.score_first)
     if flags.stride is not None and not 1 <= flags.stride <= most:
         raise ValueError(
-            f"--stride must be 1 to {most} tokens, so that a window has some that are given, got "
+            f"--stride must be 1 to {most} tokens, so that each window has some given tokens, got "
             f"{flags.stride}"
         )
     for flag, value, least in (
@@ -368,9 +383,9 @@ def _check_numbers(subject: "Subject", flags: Score) -> None:
 
 
 def _origin(subject: "Subject", flags: Score) -> dict[str, Any]:
-    """What a score depends on besides its text, as far as its figures do not say it.
+    """Everything a score depends on besides its text, unless its figures already say it.
 
-    Batches are not in it: they change the last digits of float32.
+    The batch size is left out: it changes only the last digits of float32.
     """
     import bd3lm
     from bd3lm.lm import build_estimator

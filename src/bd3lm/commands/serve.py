@@ -1,51 +1,57 @@
-"""`bd3lm serve`: a model behind HTTP, for every client that knows OpenAI's API."""
+"""`bd3lm serve`: serve a model over HTTP, with OpenAI's API."""
 
 import os
 from dataclasses import dataclass
 from typing import Annotated
 
-from tyro.conf import Positional, UseAppendAction, arg
+from tyro.conf import UseAppendAction, arg
 
 from bd3lm.commands.shared.command import Command
-from bd3lm.commands.shared.flags import DeviceFlag, LawFlag, SamplingDTypeFlag, TokenizerFlag, named
+from bd3lm.commands.shared.flags import (
+    DeviceFlag,
+    LawFlag,
+    ModelOrBox,
+    SamplingDTypeFlag,
+    TokenizerFlag,
+    named,
+)
 
 _KEY = "BD3LM_API_KEY"
 
 
 @dataclass(frozen=True)
 class Serve(Command):
-    """Serve a model over HTTP, as OpenAI's clients expect it: completions, chat, streaming.
+    """Serve a model over HTTP with OpenAI's API: completions, chat, streaming.
 
-    Without a model it is box, the one that comes with bd3lm. Needs pip install "bd3lm[serve]". The routes and
-    their fields are at /docs. Where the environment has BD3LM_API_KEY, clients must send it.
+    Needs pip install "bd3lm[serve]". The server documents its routes at /docs. If the environment variable
+    BD3LM_API_KEY is set, clients must send that key.
     """
 
     kind = "serve"
 
-    model: Positional[Annotated[str | None, named("[MODEL]")]] = None
-    """A run, model folder, GGUF file or hub id; by default box, the model that comes with bd3lm."""
+    model: ModelOrBox = None
     name: Annotated[str | None, named("NAME")] = None
-    """What clients call the model; by default the last part of MODEL."""
+    """Name of the model for clients. Default: the last part of MODEL."""
     host: Annotated[str, named("ADDRESS")] = "127.0.0.1"
-    """Where to listen; 0.0.0.0 is every address of this machine."""
-    port: int = 8000
+    """Address to listen on. Default: 127.0.0.1; 0.0.0.0 is every address of this machine."""
+    port: Annotated[int, arg(help="Port to listen on.")] = 8000
     law: LawFlag = None
     seats: int = 32
-    """Texts written side by side. More is faster in all and slower for each."""
+    """Texts written in parallel. More seats: higher throughput, slower single texts."""
     queue: int = 256
-    """Texts that may wait; beyond them clients get 429."""
+    """Texts that may wait. Clients beyond that get status 429."""
     most_tokens: int = 4096
-    """Tokens of a text at most, its prompt included."""
+    """Most tokens of a text, its prompt included."""
     most_seconds: float = 600.0
-    """Seconds that a request may take."""
+    """Longest time for a request, in seconds."""
     most_body: int = 1 << 20
-    """Bytes that a request may hold."""
+    """Largest request, in bytes."""
     grace: float = 30.0
-    """Seconds that running requests have once the server is told to stop."""
+    """Seconds that running requests get to finish when the server is stopped."""
     cors: UseAppendAction[Annotated[tuple[str, ...], arg(metavar="ORIGIN")]] = ()
-    """Let pages of this origin ask, such as https://example.org. May be given several times."""
+    """Allow web pages of this origin, such as https://example.org. Repeat the flag for several."""
     log: bool = False
-    """Write a line for each request, without its text."""
+    """Log a line for each request, without its text."""
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
     dtype: SamplingDTypeFlag = None
@@ -69,7 +75,8 @@ class Serve(Command):
         key = os.environ.get(_KEY)
         if key is not None and (not key.strip() or not key.isascii()):
             raise ValueError(
-                f"{_KEY} must be a key of ASCII characters, or not be set, got an empty or another one"
+                f"{_KEY} must hold ASCII characters that are not blank, or not be set, got an empty or "
+                "invalid key"
             )
         limits = Limits(
             seats=self.seats,

@@ -1,18 +1,16 @@
-"""`bd3lm train`: train a preset, or a recipe of one's own."""
+"""`bd3lm train`: train a preset or a recipe."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tyro.conf import Positional, Suppress, arg
+from tyro.conf import Positional, arg
 
-from bd3lm.commands.shared.command import Command
 from bd3lm.commands.shared.flags import DeviceFlag, OptionalFile, OptionalFolder, named
-from bd3lm.commands.shared.recipes import check_later_stages, show, without_overrides
+from bd3lm.commands.shared.recipes import RecipeCommand, check_later_stages, show
 from bd3lm.io.terminal import say
-from bd3lm.words import advice_in_recipes
 
 if TYPE_CHECKING:
     from bd3lm.runs.recipe import Recipe
@@ -21,49 +19,37 @@ _MOST_SECONDS = 10**6  # eleven days
 
 
 @dataclass(frozen=True)
-class Train(Command):
-    """Train a preset, or a recipe of your own. `--any.field value` sets any field of the recipe.
+class Train(RecipeCommand):
+    """Train a preset or your own recipe.
 
-    Under torchrun it trains on all processes. `bd3lm train PRESET --show` prints the resolved recipe. The
-    presets `demo` and `demo-paper` are measured when they are trained, and report.html is written.
+    Set any field of the recipe with `--any.field value`. `bd3lm train PRESET --show` prints the resolved
+    recipe. Under torchrun all processes train one model. After training, the presets `demo` and `demo-paper`
+    also measure the models and write report.html.
     """
 
     kind = "train"
 
     preset: Positional[Annotated[str | None, named("[PRESET]")]] = None
-    """A named run; `bd3lm presets` lists them. Without one --config must say everything."""
+    """A named recipe; `bd3lm presets` lists them. Without it, --config must hold a whole recipe."""
     out: OptionalFolder = None
-    """The folder of the run; by default runs/PRESET."""
+    """Folder of the run. Default: runs/PRESET."""
     config: OptionalFile = None
-    """A YAML file with what differs from the preset. Without a preset it holds a whole recipe, or several
-    under the names of their stages."""
+    """YAML file: changes to the preset or, without one, a whole recipe (or one per stage, by name)."""
     resume: bool = False
-    """Continue the run in --out: by its own recipe, or by a preset that computes the same."""
+    """Continue the run in --out, with its own recipe or with a preset that computes the same."""
     start_from: Annotated[str | None, named("MODEL"), arg(name="from")] = None
-    """A run, model folder, GGUF file or hub id whose weights to start from, with a fresh optimizer."""
+    """Start from the weights of this run, model folder, GGUF file or hub id, with a fresh optimizer."""
     device: DeviceFlag = None
     join_timeout: Annotated[float | None, named("SECONDS")] = None
-    """Under torchrun or a scheduler: how long the first processes wait for the last; by default 300."""
+    """Under torchrun or a scheduler: how long processes wait for the last one to join. Default: 300."""
     show: bool = False
     """Print the resolved recipe and stop."""
-    overrides: Suppress[tuple[str, ...]] = ()
-    """The words --any.field value, which tyro does not see."""
-
-    @classmethod
-    def set_aside(cls, words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-        """Its own flags for tyro; the --any.field value pairs, wherever they stand, for `overrides`."""
-        kept, overrides = without_overrides(cls, words)
-        return kept, {"overrides": overrides}
-
-    @classmethod
-    def advice(cls, flag: str) -> str | None:
-        return advice_in_recipes(flag)
 
     def run(self) -> int:
         out = self.out or Path("runs") / (self.preset or (self.config.stem if self.config else "run"))
         self._check(out)
 
-        from bd3lm.runs.recipe import parse_overrides  # which brings torch
+        from bd3lm.runs.recipe import parse_overrides  # this import loads torch
         from bd3lm.runs.train import train_stages
 
         stages = self._stages(parse_overrides(self.overrides))
@@ -72,7 +58,7 @@ class Train(Command):
             show(stages)
             return 0
         if self._wants_report() and os.environ.get("RANK", "0") == "0":  # one of several processes says it
-            say(f"{self.preset} is measured when it is trained, and {out / 'report.html'} is written")
+            say(f"after training, {self.preset} measures its models and writes {out / 'report.html'}")
         runs = train_stages(
             stages, out, resume=self.resume, device=self.device, join_timeout=self.join_timeout
         )
@@ -88,7 +74,7 @@ class Train(Command):
         return 0
 
     def _check(self, out: Path) -> None:
-        """Refuse what is known to be wrong before torch is loaded."""
+        """Refuse what is wrong before torch is loaded."""
         if self.join_timeout is not None and not 0.0 < self.join_timeout < _MOST_SECONDS:
             raise ValueError(
                 f"--join-timeout must be a number of seconds above 0, below {_MOST_SECONDS:,}, got "
@@ -101,14 +87,14 @@ class Train(Command):
         from bd3lm.runs.reading import read_settings
 
         if self.preset is not None:
-            preset(self.preset)  # raises where there is none
+            preset(self.preset)  # raises if it does not exist
         elif self.config is None and (not self.resume or self.out is None):
             raise ValueError(
-                "a preset or --config must be given, or --resume and the --out of a run; `bd3lm presets` "
+                "a preset or --config must be given, or --resume with the --out of a run; `bd3lm presets` "
                 "lists the presets"
             )
         if self.config is not None and not self.config.exists():
-            raise ValueError(f"config must be a YAML file, got {self.config}, which does not exist")
+            raise ValueError(f"--config must be a YAML file, and {self.config} does not exist")
         begins = not self.resume and not self.show
         check_models([self.start_from] if self.start_from and begins else [], device=self.device)
         if self.resume and not (is_run(out) or begun_stages(out)):
@@ -138,7 +124,9 @@ class Train(Command):
 
         if self.preset is None and self.config is None and self.out is not None:
             if self.start_from is not None:
-                raise ValueError(f"--from is for a new run, which {self.out} is not with --resume")
+                raise ValueError(
+                    f"--from starts a new run, and --resume continues {self.out}: give only one of them"
+                )
             return saved_stages(self.out, overrides)
         start = None if self.start_from is None else str(one_model(self.start_from))
         return resolve_stages(self.preset, config=self.config, overrides=overrides, start_from=start)

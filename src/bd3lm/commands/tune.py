@@ -1,4 +1,4 @@
-"""`bd3lm tune`: train a model on one's own conversations, as what it is."""
+"""`bd3lm tune`: fine-tune a model on conversations, with the loss of its own method."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from tyro.conf import FlagCreatePairsOff, Positional, Suppress
+from tyro.conf import FlagCreatePairsOff, Positional
 
 from bd3lm.commands.shared.chats import (
     AnswersFlag,
@@ -17,7 +17,7 @@ from bd3lm.commands.shared.chats import (
     say_cut,
     template_for,
 )
-from bd3lm.commands.shared.command import Command, flags_of
+from bd3lm.commands.shared.command import flags_of
 from bd3lm.commands.shared.flags import (
     DeviceFlag,
     MaxDocumentFlag,
@@ -26,7 +26,7 @@ from bd3lm.commands.shared.flags import (
     OptionalInt,
     named,
 )
-from bd3lm.commands.shared.recipes import without_overrides
+from bd3lm.commands.shared.recipes import RecipeCommand
 from bd3lm.commands.shared.starting import (
     check_overrides,
     go_on,
@@ -35,7 +35,6 @@ from bd3lm.commands.shared.starting import (
     train,
 )
 from bd3lm.io.terminal import say
-from bd3lm.words import advice_in_recipes
 
 if TYPE_CHECKING:
     from bd3lm.data import ConversationCorpus, TokenShards
@@ -43,63 +42,55 @@ if TYPE_CHECKING:
     from bd3lm.runs.recipe import Recipe
     from bd3lm.runs.tuning import Reading
 
-_MODEL = "the model comes first, and the files behind it: bd3lm tune MODEL chats.jsonl --out RUN"
+_MODEL = "MODEL comes first, then the files: bd3lm tune MODEL chats.jsonl --out RUN"
 _OF_FILES = ("chat_template", "answers", "held_out", "max_document", "only_text")
 
 
 @dataclass(frozen=True)
-class Tune(Command):
-    """Train a model on conversations, of which it learns the answers. `--any.field value` sets any field of
-    its recipe.
+class Tune(RecipeCommand):
+    """Fine-tune a model on the answers in conversations.
 
-    An autoregressive, a joint and a block model each learn by their own loss, with all their weights or, with
-    --rank, by additions to them; of a drafter only the drafts learn. The chat template is saved with the
-    model.
+    Autoregressive, joint and block models are trained with their own loss: all weights or, with --rank,
+    low-rank additions to them. Of a drafter only the drafting part is trained. The chat template is saved
+    with the model. Set any field of the recipe with `--any.field value`.
     """
 
     kind = "tune"
 
     model: Positional[Annotated[str | None, named("[MODEL]")]] = None
-    """A run, model folder or hub id."""
+    """The model to fine-tune: a run, model folder or hub id."""
     files: Positional[Annotated[tuple[str, ...], named("[FILE ...]")]] = ()
-    """Conversations as .jsonl (also .gz .xz .zst) or .parquet, or folders of such files."""
+    """Conversations: .jsonl (also .gz .xz .zst) or .parquet files, or folders of them."""
     data: OptionalFolder = None
-    """Train on these conversations, which `bd3lm data prepare --chat` wrote with the model's tokenizer."""
+    """Train on what `bd3lm data prepare --chat` wrote with the model's tokenizer, in place of FILE."""
     out: OptionalFolder = None
-    """The folder of the run; by default runs/tune."""
+    """Folder of the run. Default: runs/tune."""
     steps: OptionalInt = None
-    """Steps of training; by default as many as --epochs says."""
+    """Training steps. Default: as many as --epochs needs."""
     epochs: OptionalFloat = None
-    """How often each conversation is read; 3 by default."""
+    """How often each conversation is read. Default: 3."""
     rank: OptionalInt = None
-    """Train low-rank additions to the weights, of this rank, in place of the weights."""
+    """Train low-rank additions of this rank instead of the weights themselves."""
     chat_template: ChatTemplateFlag = None
     answers: AnswersFlag = "all"
-    held_out: Annotated[int | float | None, named("SHARE|INT")] = None
-    """Share of the conversations, the last ones, to hold out (below 1), or how many; 0.05 by default where
-    the names of files say no split. 0 holds out none."""
+    held_out: Annotated[
+        int | float | None,
+        named(
+            "SHARE|INT",
+            help="Conversations to hold out, from the end: a share below 1, or a number. 0 holds out none. "
+            "Default: 0.05, unless the file names say which split they are.",
+        ),
+    ] = None
     skip_long: Annotated[bool, FlagCreatePairsOff] = False
-    """Leave out conversations that are longer than the model can read, and say how many."""
+    """Leave out conversations longer than the model's context, and say how many."""
     max_document: MaxDocumentFlag = None
     only_text: Annotated[bool, FlagCreatePairsOff] = False
-    """Prepare the conversations, and stop: OUT/data is then for --data, under torchrun too."""
+    """Tokenize the conversations, then stop. Pass OUT/data to --data later, under torchrun too."""
     resume: bool = False
-    """Continue the run in --out: by its own recipe, or by the same command."""
+    """Continue the run in --out, with its own recipe or with the same command."""
     device: DeviceFlag = None
     show: bool = False
-    """Print the recipe and the memory that it needs, and stop."""
-    overrides: Suppress[tuple[str, ...]] = ()
-    """The words --any.field value, which tyro does not see."""
-
-    @classmethod
-    def set_aside(cls, words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-        """Its own flags for tyro; the --any.field value pairs, wherever they stand, for `overrides`."""
-        kept, overrides = without_overrides(cls, words)
-        return kept, {"overrides": overrides}
-
-    @classmethod
-    def advice(cls, flag: str) -> str | None:
-        return advice_in_recipes(flag)
+    """Print the recipe and the memory that it needs, then stop."""
 
     def run(self) -> int:
         from bd3lm.commands.shared.models import check_models, one_model
@@ -109,7 +100,7 @@ class Tune(Command):
             return go_on(self, hint=_MODEL)
         self._check()
         corpora = self._corpora()
-        say_cut(corpora)  # all of them are read for it, and what is wrong is said before torch is loaded
+        say_cut(corpora)  # reads all conversations, so mistakes in them appear before torch is loaded
 
         from bd3lm import interop
         from bd3lm.runs.tuning import Reading
@@ -131,10 +122,10 @@ class Tune(Command):
     def _folder(self) -> Path:
         return self.out or Path("runs") / "tune"
 
-    # --- what is asked for ---
+    # --- the request ---
 
     def _check(self) -> None:
-        """Refuse what is known to be wrong before torch is loaded."""
+        """Refuse what is wrong before torch is loaded."""
         from bd3lm.runs.folders import check_not_begun
         from bd3lm.runs.merging import ONLY
         from bd3lm.runs.outline import check_outline
@@ -142,7 +133,7 @@ class Tune(Command):
         from bd3lm.runs.tuning import outline
 
         if self.steps is not None and self.epochs is not None:
-            raise ValueError("--steps and --epochs both say how long, got both: give one of them")
+            raise ValueError("--steps and --epochs both set the length of training: give only one of them")
         if self.steps is not None and self.steps < 1:
             raise ValueError(f"--steps must be at least 1, got {self.steps}")
         if self.rank is not None and self.rank < 1:
@@ -152,11 +143,13 @@ class Tune(Command):
         if self.data is not None:
             self._check_data(self.data)
         elif not self.files:
-            raise ValueError(f"there are no conversations: give files of them, or --data FOLDER; {_MODEL}")
+            raise ValueError(
+                f"there are no conversations to train on: give files, or --data FOLDER; {_MODEL}"
+            )
         elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ValueError(
-                "files are prepared by one process: first `bd3lm tune ... --only-text`, and then under "
-                "torchrun --data with the OUT/data that it wrote"
+                "files are tokenized by one process: first run `bd3lm tune ... --only-text`, then train "
+                "under torchrun with --data OUT/data"
             )
         check_template(self.chat_template)
         if not self.resume and not self.show:
@@ -166,12 +159,12 @@ class Tune(Command):
     def _check_data(self, data: Path) -> None:
         if self.files:
             raise ValueError(
-                "--data is conversations that are prepared already, got files too: give one of them, got "
-                f"{self.files[0]}"
+                "--data is conversations that are already tokenized, and files are given too: give only one "
+                f"of them, got {self.files[0]}"
             )
         for flag in flags_of(type(self)):
             if flag.field in _OF_FILES and getattr(self, flag.field) != flag.default:
-                raise ValueError(f"{flag.name} is for files of conversations, got --data {data}")
+                raise ValueError(f"{flag.name} needs files of conversations, got --data {data}")
         if not data.expanduser().is_dir():
             raise ValueError(
                 f"--data must be a folder that `bd3lm data prepare --chat` wrote, and {data} does not exist"
@@ -224,7 +217,7 @@ class Tune(Command):
     def _stages_for(
         self, config: "LanguageModelConfig", source: str, reading: "Reading", shards: "TokenShards"
     ) -> "list[tuple[str, Recipe]]":
-        """The recipe for these conversations: a context that they need, and the steps that read them."""
+        """The recipe for these conversations: their context, and the steps for --epochs."""
         from bd3lm.runs.texts import sequences_of
         from bd3lm.runs.tuning import EPOCHS, steps_of
 
@@ -247,7 +240,7 @@ class Tune(Command):
     def _prepared(
         self, source: str, corpora: "Sequence[ConversationCorpus]", reading: "Reading"
     ) -> "Iterator[TokenShards]":
-        """The conversations as tokens: in OUT/data or, where nothing is to be written, for the time."""
+        """The conversations as tokens: in OUT/data or, with --show, in a temporary folder."""
         from bd3lm.data import ChatFormat, JoinedCorpus, TokenShards, prepare
         from bd3lm.interop import config_of
 
@@ -255,8 +248,8 @@ class Tune(Command):
             shards = TokenShards(self.data)
             if shards.meta.inputs.chat is None:
                 raise ValueError(
-                    f"--data must hold conversations, and {self.data} holds text: `bd3lm train --from "
-                    f"{source} --data.path {self.data}` trains on that"
+                    f"--data must hold conversations, and {self.data} holds text: to train on text use "
+                    f"`bd3lm train --from {source} --data.path {self.data}`"
                 )
             yield shards
             return

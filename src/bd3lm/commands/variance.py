@@ -1,4 +1,4 @@
-"""`bd3lm variance`: how noisy each way of drawing masks is on trained models."""
+"""`bd3lm variance`: variance of the loss under each masking rule, on trained models."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,8 +10,8 @@ from bd3lm.commands.shared.flags import (
     DeviceFlag,
     FieldFlag,
     Models,
-    OptionalFile,
-    OptionalInt,
+    RecordsFlag,
+    SeedFlag,
     TokenizerFlag,
     named,
 )
@@ -28,28 +28,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Variance(Command):
-    """How noisy each way of drawing masks is on trained block diffusion models, by block size."""
+    """Measure the variance of the training loss under each masking rule.
+
+    Works for trained block diffusion models; the table has a column for each, with its block size.
+    """
 
     kind = "variance"
 
     models: Models = ()
-    """Runs, model folders, GGUF files or hub ids."""
-    data: Annotated[str | None, named("DATA")] = None
-    """Text to measure on: a folder of token shards, a file, a folder of files or a named corpus; by default
-    what each run held out."""
+    data: Annotated[
+        str | None,
+        named(
+            "DATA",
+            help="Text to measure on: a folder of token shards, a file, a folder of files or a named corpus. "
+            "Default: the text that each run held out.",
+        ),
+    ] = None
     field: FieldFlag = None
     batches: int = 20
     """Held-out batches to measure the loss on."""
     gradients: int = 0
-    """Held-out batches to measure the gradient on; 0 does not."""
-    batch_size: OptionalInt = None
-    """Sequences a batch, on which the gradient's variance depends; by default data.validation_batch of the
-    run, else 16."""
-    seed: int = 0
+    """Held-out batches to measure the gradient on. 0: do not measure it."""
+    batch_size: Annotated[
+        int | None,
+        named(
+            "INT",
+            help="Sequences per batch; the variance of the gradient depends on it. Default: "
+            "data.validation_batch of the run, else 16.",
+        ),
+    ] = None
+    seed: SeedFlag = 0
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
-    out: OptionalFile = None
-    """Write the records, all figures and settings, to this new JSON file too."""
+    out: RecordsFlag = None
 
     def run(self) -> int:
         from bd3lm.commands.shared.corpora import check_texts
@@ -64,7 +75,7 @@ class Variance(Command):
         return 0
 
     def check(self) -> None:
-        """Refuse numbers of batches from which no variance is found."""
+        """Refuse numbers of batches that give no variance."""
         from bd3lm.limits import check_counts
 
         check_counts(batches=self.batches, batch_size=self.batch_size)
@@ -74,7 +85,7 @@ class Variance(Command):
 
 @cache
 def rules() -> "dict[str, MaskingRule]":
-    """By name: the rows of the paper's tables of mask ranges and of noise schedules, and ours."""
+    """By name: the rows of the paper's tables of mask ranges and of noise schedules, and our own rules."""
     from bd3lm.diffusion import (
         ClippedTimes,
         Cosine,
@@ -86,8 +97,8 @@ def rules() -> "dict[str, MaskingRule]":
     )
 
     found: dict[str, MaskingRule] = {"counts": Counts()}
-    # A range as in section 5.2, and with masks drawn again until their own rate lies in it as well, which is
-    # how the reference implementation and our presets of the paper's runs train.
+    # A clipped range as in section 5.2, and the same with masks redrawn until their own rate lies in the
+    # range, as the reference implementation and our presets of the paper's runs train.
     for low, high in ((0.45, 0.95), (0.5, 1.0), (0.3, 0.8), (0.0, 0.5)):
         rule, rates = ClippedTimes(low=low, high=high), f"U[{low:g}, {high:g}]"
         found |= {f"clipped {rates}": rule, f"redrawn {rates}": replace(rule, redraw=True)}
@@ -102,7 +113,7 @@ def rules() -> "dict[str, MaskingRule]":
 
 
 def measurable_rules(network: "Denoiser") -> "dict[str, MaskingRule]":
-    """The rules whose masks a network can be asked about: one that is told the noise level needs rules that
+    """The rules that a network can be measured under. A network that sees the noise level needs rules that
     draw a time, and counts draw none."""
 
     return {name: rule for name, rule in rules().items() if not (network.uses_noise and not rule.draws_times)}
@@ -111,11 +122,11 @@ def measurable_rules(network: "Denoiser") -> "dict[str, MaskingRule]":
 def measure_variances(
     subject: "Subject", flags: Variance, *, console: "Console | None" = None
 ) -> dict[str, Any]:
-    """The variance of the loss over blocks and of the gradient over batches (eq. 10), as a record; it has a
-    row for each of `measurable_rules`.
+    """The variance of the loss over blocks and of the gradient over batches (eq. 10), as a record with a row
+    for each of `measurable_rules`.
 
-    It is measured on what a run held out, and then kept beside the run, or on --data. By default a batch is
-    as large as those that the run validates on.
+    It is measured on --data, or on the text that a run held out; then the record is stored next to the run.
+    The default batch size is that of the run's validation.
     """
     from bd3lm.commands.shared.progress import tracked
     from bd3lm.commands.shared.records import keep, new_record, record_name
@@ -131,13 +142,13 @@ def measure_variances(
     validated = DataRecipe() if subject.recipe is None else subject.recipe.data
     rows = flags.batch_size or validated.validation_batch
     some = _batches(subject, data, flags.field, rows, max(batches, gradients))
-    # A gradient over fewer sequences varies more, so the last batch does not count where it is smaller.
+    # A gradient over fewer sequences varies more, so a smaller last batch does not count.
     full = [batch for batch in some[:gradients] if len(batch.tokens) == rows]
     if gradients and len(full) < 2:
         raise ValueError(
             f"{data or f'the data of {subject.name}'} must have at least 2 batches of {rows} sequences to "
-            f"measure gradients on, got {len(full)}; --batch-size says how many sequences a batch has, by "
-            "default data.validation_batch of a run, else 16"
+            f"measure gradients on, got {len(full)}; set the batch size with --batch-size (default: "
+            "data.validation_batch of a run, else 16)"
         )
     found = []
     measurable = measurable_rules(network)
@@ -159,7 +170,7 @@ def measure_variances(
     settings = {
         "block_size": block_size,
         "batches": len(some[:batches]),
-        "gradients": len(full),  # 0: not asked for
+        "gradients": len(full),  # 0: not requested
         "batch_size": rows,
         "sequences": sum(len(batch.tokens) for batch in some[:batches]),
         "seed": flags.seed,
@@ -167,7 +178,7 @@ def measure_variances(
         **({} if flags.field is None else {"field": flags.field}),
     }
     record = new_record(subject, "variance", settings=settings, result={"rows": found})
-    if data is None:  # a report compares runs on what they held out
+    if data is None:  # a report compares runs on held-out text
         keep(subject, record_name("variance", settings), record)
     return record
 
@@ -175,24 +186,24 @@ def measure_variances(
 def _batches(
     subject: "Subject", data: str | None, field: str | None, rows: int, number: int
 ) -> "list[TokenBatch]":
-    """At most so many batches of `rows` sequences of `data`, or of what the subject's run held out."""
+    """Batches of `rows` sequences, at most this many, from `data` or from the run's held-out text."""
     from bd3lm.commands.shared.corpora import open_sequences
     from bd3lm.runs.texts import held_out_batches
 
     if data is not None:
         with open_sequences(subject, data, field=field, limit=rows * number) as text:
             return list(text.batches(subject, rows))
-    shards = subject.shards()  # an error where there is no run
+    shards = subject.shards()  # raises an error if there is no run
     assert subject.recipe is not None
     method = subject.model.config.method
     held_out = held_out_batches(replace(subject.recipe.data, validation_batch=rows), shards, method)
     if not len(held_out):
-        raise ValueError(f"the data of {subject.name} has no sequence held out to measure on")
+        raise ValueError(f"the data of {subject.name} has no held-out sequences to measure on")
     return [held_out[index].to(subject.device) for index in range(min(number, len(held_out)))]
 
 
 def report_variances(flags: Variance, *, console: "Console | None" = None) -> list[dict[str, Any]]:
-    """Measure each model, and print a row for each way of drawing masks, a column for each model."""
+    """Measure each model, and print a table: a row per masking rule, a column per model."""
     from bd3lm.commands.shared.subjects import Subject, tell_what_is_not_kept
     from bd3lm.io.console import Console
 
@@ -206,7 +217,7 @@ def report_variances(flags: Variance, *, console: "Console | None" = None) -> li
     for table in _tables(records, flags, console):
         console.print(table)
     if any(len(record["result"]["rows"]) < len(rules()) for record in records):
-        console.print("–: counts draw no time, which a network that is told the noise level needs.")
+        console.print("–: counts draw no time, and a network that sees the noise level needs one.")
     has_errors = any(
         row[f"{what}_error"]
         for record in records
@@ -218,7 +229,7 @@ def report_variances(flags: Variance, *, console: "Console | None" = None) -> li
 
 
 def _tables(records: Sequence[Mapping[str, Any]], flags: Variance, console: "Console") -> "list[Table]":
-    """The table of all models, or several of some models each where figures would not fit on the screen."""
+    """One table of all models, or several tables of some models each if it would not fit on the screen."""
     endless = console.options.update(width=10_000)
 
     def fits(some: Sequence[Mapping[str, Any]]) -> bool:
@@ -235,7 +246,7 @@ def _tables(records: Sequence[Mapping[str, Any]], flags: Variance, console: "Con
 
 
 def _table(records: Sequence[Mapping[str, Any]], flags: Variance, *, narrow: bool = False) -> "Table":
-    """A row for each way of drawing masks, a column for each model; `narrow` as its figures allow."""
+    """A row per masking rule, a column per model; `narrow` if the figures need less room."""
     from rich.table import Table
     from rich.text import Text
 
@@ -274,14 +285,14 @@ def _table(records: Sequence[Mapping[str, Any]], flags: Variance, *, narrow: boo
 
 
 def _note(*, errors: bool, gradients: bool) -> str:
-    """What the figures are, as far as the table has them."""
+    """The meaning of the figures, as far as the table has them."""
     from bd3lm.reports.trainings import NO_FINITE_VARIANCE
 
     over = "Redrawn: a clipped range whose masks are drawn again until their own rate lies in it. "
     over += "Variance over blocks"
     if gradients:
-        over += " for the loss, over batches for the gradient, where it depends on the size of a batch"
-    error = " ± is one standard error over batches, a rough one." if errors else ""
+        over += " for the loss, over batches for the gradient, which depends on the batch size"
+    error = " ± is one standard error over batches, a rough estimate." if errors else ""
     theirs = "that of this sample" + (", and so is its error" if errors else "")
     return (
         f"{over}; lower is quieter.{error} These have no finite variance, since rates near 0 weigh too much: "
@@ -290,7 +301,7 @@ def _note(*, errors: bool, gradients: bool) -> str:
 
 
 def _unbiased(rows: Sequence[dict[str, Any]]) -> str:
-    """Whether a rule's loss has the bound as its mean on all the runs that it was measured on."""
+    """Whether the bound is the mean of a rule's loss in all the runs it was measured on."""
     if not rows:
         return "–"
     return "yes" if all(row["unbiased"] for row in rows) else "no"

@@ -1,13 +1,15 @@
-"""`bd3lm zeroshot`: models against corpora that they were not trained on."""
+"""`bd3lm zeroshot`: perplexity of models on corpora that they were not trained on."""
 
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from bd3lm.commands.eval import Estimate, Likelihoods, legend, measure_perplexity
-from bd3lm.commands.shared.flags import Texts
+from bd3lm.commands.shared.flags import (
+    named,
+)
 from bd3lm.io.terminal import say
 
 if TYPE_CHECKING:
@@ -16,22 +18,25 @@ if TYPE_CHECKING:
 
 # The paper's corpora, in its order.
 CORPORA = ("ptb", "wikitext103", "lm1b", "lambada", "ag_news", "pubmed", "arxiv")
-_ALIKE = 0.9  # of the bytes of a text: the ends of sequences, and first tokens, are not scored by all
-_MISSING = "–"  # in place of a figure that could not be had
+_ALIKE = 0.9  # of a text's bytes: not all models score ends of sequences and first tokens
+_MISSING = "–"  # in place of a missing figure
 
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroShot(Likelihoods):
-    """Perplexity and bits per byte on corpora the models were not trained on: models against corpora.
+    """Compare models on corpora that they were not trained on.
 
-    Documents are wrapped to the context without an end-of-text token between them, as the paper does. The
-    status is 1 if a figure could not be measured; the others are shown and written all the same.
+    The table has perplexity and bits per byte. Documents are wrapped to the context with no end-of-text token
+    between them, as in the paper. If a figure cannot be measured, the command still shows and writes the
+    others, and exits with status 1.
     """
 
     kind = "zeroshot"
 
-    data: Texts = ()
-    """Corpora: names, files or folders; by default the paper's seven, from the hub."""
+    data: Annotated[
+        tuple[str, ...],
+        named("DATA ...", help="Corpora: names, files or folders. Default: the paper's seven, from the hub."),
+    ] = ()
 
     def run(self) -> int:
         from bd3lm.commands.shared.records import write_records
@@ -47,22 +52,22 @@ class ZeroShot(Likelihoods):
         return int(missing > 0)
 
     def texts(self) -> list[str]:
-        """The corpora, each once."""
+        """The corpora, without duplicates."""
         return list(dict.fromkeys(self.data or CORPORA))
 
 
 def report_zero_shot(
     subjects: "Sequence[Subject]", flags: ZeroShot, *, console: "Console"
 ) -> list[dict[str, Any]]:
-    """Models against corpora, sequences wrapped to the context and no EOS between them (Suppl. C.4).
+    """Models against corpora: sequences wrapped to the context, with no EOS between documents (Suppl. C.4).
 
-    What cannot be measured is a dash in the table, with the reason below it, and costs no other figure; it is
-    an error only where there is no figure at all.
+    A figure that cannot be measured becomes a dash in the table, with the reason below; the other figures are
+    not affected. It is an error only if there is no figure at all.
     """
     estimates = flags.estimates(subjects)
     data = flags.texts()
     measured: dict[tuple[str, int], dict[str, Any]] = {}
-    problems: dict[tuple[str, str], list[str]] = {}  # by corpus and reason: the models
+    problems: dict[tuple[str, str], list[str]] = {}  # models by corpus and reason
     try:
         for source in data:
             for index, each in enumerate(estimates):
@@ -73,9 +78,9 @@ def report_zero_shot(
                 except (ValueError, OSError, FloatingPointError) as error:
                     reason = " ".join(str(error).split())  # one line
                     names = problems.setdefault((source, reason), [])
-                    if each.subject.name not in names:  # of whose estimates another failed so
+                    if each.subject.name not in names:  # another of its estimates failed the same way
                         names.append(each.subject.name)
-    finally:  # Ctrl-C does not take with it what is known by then
+    finally:  # figures known so far are printed even after Ctrl-C
         if measured:
             _print_table(subjects, estimates, data, measured, console)
     reasons = list(dict.fromkeys(reason for _, reason in problems))
@@ -132,7 +137,7 @@ def _print_table(
             console.print(
                 f"The models scored unequal parts of {Path(source).name}, from {min(known):,} to "
                 f"{max(known):,} bytes, so not even bits per byte compare: "
-                + ("leave out --sequences, which counts by" if limited else "take a longer text, for")
+                + ("leave out --sequences, which counts by" if limited else "use a longer text, for")
                 + " each model's own context.",
                 soft_wrap=True,
                 markup=False,

@@ -1,4 +1,4 @@
-"""rich's console for texts from anywhere: nothing in them steers the terminal, none is markup."""
+"""A rich console for texts from anywhere: none of them can control the terminal or act as markup."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +10,7 @@ from bd3lm.io.terminal import printable
 
 
 class Console(rich.console.Console):
-    """What is styled is a `Text`: brackets in a string are brackets, and :cat: is no cat."""
+    """Only a `Text` carries style: brackets in a string stay brackets, and :cat: is no emoji."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, "emoji": False, **options})
@@ -18,7 +18,7 @@ class Console(rich.console.Console):
     def render(
         self, renderable: rich.console.RenderableType, options: rich.console.ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """As rich does, which takes all that is shown through here; its own control codes are set apart."""
+        """Render as rich does; all output passes through here, and only rich's own control codes stay."""
         for segment in super().render(renderable, options):
             if segment.control or segment.text.isprintable():
                 yield segment

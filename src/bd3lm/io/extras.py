@@ -1,11 +1,11 @@
-"""Packages that are not installed with bd3lm itself, imported where they are used."""
+"""Optional packages, imported where they are used."""
 
 import importlib
 from typing import Any
 
 
 def require(module: str, extra: str, purpose: str) -> Any:
-    """The module, or an ImportError that says what needs it and how to install it."""
+    """Import the module, or raise an ImportError that says what needs it and how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

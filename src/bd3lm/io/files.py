@@ -1,7 +1,7 @@
-"""Files and folders: paths that people type, files that are either whole or absent, one writer to a folder.
+"""Files and folders: typed paths, files that are either complete or absent, one writer per folder.
 
-A file gets its name only when all of it is on the disk (temporary name, fsync, rename, fsync of the folder),
-so whatever a reader finds under its name is complete, however the writer ended.
+A file gets its name only when all of it is on disk (temporary name, fsync, rename, fsync of the folder). A
+reader therefore never sees half a file, however the writer ended.
 """
 
 import errno
@@ -15,43 +15,44 @@ from pathlib import Path
 from typing import BinaryIO
 
 _OWN_TEMPORARY = re.compile(r"\.(.+)\.\d+\.tmp")
-_PART = 2**20  # bytes read at once
-_CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # what file systems say that know no fsync of a folder
+_PART = 2**20  # bytes per read
+_CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # errors of file systems that cannot fsync a folder
 
 
 def local_path(typed: str | Path) -> Path:
-    """The path that somebody typed, with ~ for a home folder.
+    """A path as typed, with ~ for a home folder.
 
-    The ~ of an unknown user stays as it is, where Path.expanduser would raise.
+    The ~ of an unknown user stays as it is; Path.expanduser would raise.
     """
     return Path(os.path.expanduser(typed))
 
 
 def make_folder(path: Path, argument: str = "out") -> None:
-    """Make a folder, and those it lies in, where it is not there; a line that names the argument where it
-    cannot be."""
+    """Create a folder and its parents if they do not exist; an error names the argument."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # which `full_disk_explained` explains
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # `full_disk_explained` explains this one
             raise
         why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
-        raise ValueError(f"{argument} must be a folder that can be made, got {path}: {why}") from None
+        raise ValueError(f"{argument} must be a folder that can be created, got {path}: {why}") from None
 
 
 def read_text(path: Path, *, most: int, piped: bool = False) -> str:
-    """The text of a file that somebody else may have written; a ValueError names it where it is no UTF-8, or
-    longer than `most` bytes, of which no more are read. A pipe, whose writer may never come, or a device is
-    read only if it may be `piped`: where a user names the file."""
+    """The text of a file from a stranger.
+
+    A ValueError names the file if it is not UTF-8 or longer than `most` bytes; nothing beyond them is read. A
+    pipe, whose writer may never come, or a device is read only if it may be `piped`: when a user names it.
+    """
     mode = path.stat().st_mode
-    if not piped and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a folder says so itself
-        raise OSError(errno.EINVAL, "this is no regular file", str(path))
+    if not piped and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # opening a folder says so itself
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     data = bytearray()
-    with path.open("rb") as file:  # in parts: to ask for all that may be there takes the memory for it
+    with path.open("rb") as file:  # in parts, since a single large read would allocate memory for its maximum
         while part := file.read(min(_PART, most + 1 - len(data))):
             data += part
     if len(data) > most:
-        size = path.stat().st_size  # which a pipe or a device does not say
+        size = path.stat().st_size  # the size of a pipe or a device is unknown
         raise ValueError(
             f"{path} must have at most {most:,} bytes, got {f'{size:,}' if size > most else 'more'}"
         )
@@ -62,16 +63,16 @@ def read_text(path: Path, *, most: int, piped: bool = False) -> str:
 
 
 class AtomicFile:
-    """A file being written beside its final name; `commit` gives it that name, `discard` removes it.
+    """A file that is written under a temporary name; `commit` renames it, `discard` removes it.
 
-    The temporary name is always the same, so that the next writer overwrites what a killed one left. It is
-    for folders with one writer at a time (`only_writer`); elsewhere use `replacing`.
+    The temporary name is always the same, so the next writer overwrites what a killed writer left. Use it in
+    folders with one writer at a time (`only_writer`), elsewhere `replacing`.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._temporary = path.with_name(path.name + ".tmp")
-        self._file: BinaryIO = open(self._temporary, "wb")  # noqa: SIM115 - it outlives this call
+        self._file: BinaryIO = open(self._temporary, "wb")  # noqa: SIM115 - it stays open after this call
 
     def write(self, data: bytes | memoryview) -> None:
         self._file.write(data)
@@ -81,7 +82,7 @@ class AtomicFile:
         _put_in_place(self._temporary, self.path)
 
     def discard(self) -> None:
-        # Closing flushes, which fails again on a full disk.
+        # Closing flushes, which fails again if the disk is full.
         with suppress(OSError):
             self._file.close()
         self._temporary.unlink(missing_ok=True)
@@ -89,22 +90,22 @@ class AtomicFile:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to; at the end what is there becomes `path`, which an error leaves as it was.
+    """Yield a path to write to; at the end it replaces `path`. An error leaves `path` as it was.
 
-    The temporary name is this process's own, so that two processes that write the same file do not mix. What
-    a killed one left of it is removed.
+    The temporary name belongs to this process, so two processes that write the same file do not mix.
+    Temporary files of killed processes are removed.
     """
     _sweep_up(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # as in _OWN_TEMPORARY
     try:
         with temporary.open("wb") as held:
-            _lock(held.fileno())  # as long as this process writes
+            _lock(held.fileno())  # held while this process writes
             mode = os.fstat(held.fileno()).st_mode
             yield temporary
-            temporary.chmod(mode)  # some libraries make their files readable to their owner alone
+            temporary.chmod(mode)  # some libraries create files that only their owner can read
             _put_in_place(temporary, path)
     except OSError as error:
-        if error.filename is None and error.errno is not None:  # of a write, as to a full disk
+        if error.filename is None and error.errno is not None:  # of a write, for example to a full disk
             error.filename = str(path)
         raise
     finally:
@@ -112,7 +113,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _sweep_up(path: Path) -> None:
-    """Remove the temporary files of `path` whose writers are gone, which the system tells by their locks."""
+    """Remove temporary files of `path` whose writers have ended, which their locks show."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         with suppress(OSError), left.open("rb") as file:
             if _lock(file.fileno()):
@@ -120,8 +121,11 @@ def _sweep_up(path: Path) -> None:
 
 
 def _lock(handle: int) -> bool | None:
-    """Lock an open file or folder until it is closed. False where somebody else holds it, and None where
-    there are no locks, as on some file systems and on Windows."""
+    """Lock an open file or folder until it is closed.
+
+    Returns False if another process holds it, and None where locks do not exist, as on some file systems and
+    on Windows.
+    """
     try:
         import fcntl
 
@@ -134,13 +138,13 @@ def _lock(handle: int) -> bool | None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Make `path` hold `data`, or leave it as it was."""
+    """Make `path` contain `data`, or leave it as it was."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)
 
 
 def sync_folder(folder: Path) -> None:
-    """Force the names in a folder to disk, where the system can."""
+    """Flush the names in a folder to disk, if the system can."""
     if os.name == "nt":  # Windows does not open folders
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -155,9 +159,9 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[bool]:
-    """Hold a folder, or a file, against a second writer; the system lets go however this process ends.
+    """Hold a folder or a file against a second writer; the lock ends with this process, however it ends.
 
-    Gives whether it is held, which it is not on a file system without locks.
+    Yields whether it is held; on a file system without locks it is not.
     """
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -170,9 +174,9 @@ def only_writer(folder: Path) -> Iterator[bool]:
 
 
 def remove_leftovers(folder: Path, of: Collection[str] | None = None) -> None:
-    """Remove what killed processes left half written; for a folder that `only_writer` holds.
+    """Remove half-written files of killed processes, in a folder that `only_writer` holds.
 
-    Where others write too, without asking for the folder, `of` names the files that only its holder writes.
+    If others write there without holding the folder, `of` names the files that only its holder writes.
     """
     for path in folder.iterdir():
         found = _OWN_TEMPORARY.fullmatch(path.name)
@@ -182,7 +186,7 @@ def remove_leftovers(folder: Path, of: Collection[str] | None = None) -> None:
 
 @contextmanager
 def full_disk_explained(folder: Path) -> Iterator[None]:
-    """Turn "no space left" into a line that says where, and that nothing finished is lost."""
+    """Turn "no space left" into a line that says where, and that finished files are safe."""
     try:
         yield
     except OSError as error:
@@ -190,7 +194,7 @@ def full_disk_explained(folder: Path) -> Iterator[None]:
             raise
         raise OSError(
             error.errno,
-            "the disk is full; what is finished is kept: free some space and run the same command again",
+            "the disk is full; finished files are safe: free some space and run the same command again",
             str(folder),
         ) from error
 

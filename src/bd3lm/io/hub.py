@@ -1,4 +1,4 @@
-"""The Hugging Face hub: what can be the id of something there, and what to say when it cannot be reached."""
+"""The Hugging Face hub: which names can be ids, and what to say when it cannot be reached."""
 
 import re
 import socket
@@ -12,9 +12,9 @@ _ID = re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
 
 
 def is_hub_id(text: str, *, needs_owner: bool = False) -> bool:
-    """Whether this can be an id of the hub, "owner/name" or, unless it needs an owner, "name".
+    """Whether this can be an id on the hub: "owner/name" or, unless it needs an owner, "name".
 
-    A name that ends like a file of weights is a wrong path, not an id.
+    A name that ends like a weights file is a wrong path, not an id.
     """
     if needs_owner and "/" not in text:
         return False
@@ -22,9 +22,9 @@ def is_hub_id(text: str, *, needs_owner: bool = False) -> bool:
 
 
 def unresolved_hub() -> str | None:
-    """The hub's host where its name does not resolve; its client would try again and again for half a minute.
+    """The hub's host if its name does not resolve; the hub's client would retry for half a minute.
 
-    A proxy resolves names itself, so with one this cannot be known.
+    A proxy resolves names itself, so with a proxy this is unknown.
     """
     from huggingface_hub.constants import ENDPOINT
 
@@ -39,5 +39,5 @@ def unresolved_hub() -> str | None:
 
 
 def hub_reason(error: Exception) -> str:
-    """The first line of what the hub's client, or the network's library under it, complains of."""
+    """The first line of an error from the hub's client or its network library."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,7 +1,7 @@
-"""Text as it is read: plain or compressed, unpacked a little at a time, and no document larger than a limit.
+"""Reads text files, plain or compressed, piece by piece, with a limit on the size of a document.
 
-A few kilobytes can unpack to gigabytes on one line. Whoever reads text by line reads it here: a line that is
-too long is refused before more of it is in memory than the limit.
+A few kilobytes can unpack to gigabytes on one line. All reading by line goes through this file: a line that
+is too long is refused before more than the limit is in memory.
 """
 
 import gzip
@@ -20,36 +20,34 @@ from bd3lm.io.extras import require
 COMPRESSIONS = (".gz", ".xz", ".zst")
 MAX_DOCUMENT = 10_000_000
 """Characters: several novels, and about 1.5 GB while they are tokenized."""
-ENCODING = "utf-8-sig"  # a byte order mark is no text
+ENCODING = "utf-8-sig"  # a byte order mark is not part of the text
 
 _HALVES = re.compile("[\ud800-\udfff]")
 _PACKED_BYTES = 512  # 4 bytes of zstd can hold a block of 128 KiB, so that these hold at most 16 MiB
 
 
 class DocumentTooLong(ValueError):
-    """A document has more characters than one may have."""
+    """A document is longer than the limit."""
 
-    def __init__(self, where: str, most: int, hint: str = "--max-document allows more") -> None:
+    def __init__(self, where: str, most: int, hint: str = "--max-document can allow more") -> None:
         self.where, self.most = where, most
-        super().__init__(
-            f"{where}, is longer than {most:,} characters, the most that a document may have: {hint}"
-        )
+        super().__init__(f"{where}, is longer than {most:,} characters, the limit for a document: {hint}")
 
 
 def max_document_of(given: int | None) -> int:
-    """The most characters of a document: what was given, or what is usual."""
+    """The limit for a document: the given number of characters, or the default."""
     if given is not None and given < 1:
         raise ValueError(f"max_document must be at least 1 character, got {given}")
     return MAX_DOCUMENT if given is None else given
 
 
 def compression_of(name: str) -> str | None:
-    """What the name of a file says it is compressed by."""
+    """The compression that the name of a file indicates."""
     return next((suffix for suffix in COMPRESSIONS if name.lower().endswith(suffix)), None)
 
 
 def open_text(path: Path) -> IO[str]:
-    """The text of a file, unpacked where its name says that it is compressed."""
+    """The text of a file, decompressed if its name says so."""
     compression = compression_of(path.name)
     if compression == ".gz":
         return gzip.open(path, "rt", encoding=ENCODING)
@@ -63,7 +61,7 @@ def open_text(path: Path) -> IO[str]:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Name the file in what goes wrong while its bytes are unpacked and decoded."""
+    """Add the name of the file to errors of decompressing and decoding."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -73,7 +71,7 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def numbered_lines(text: IO[str], name: str | Path, most: int) -> Iterator[tuple[int, str]]:
-    """The lines of a text with their ends, each with its number; none is longer than `most` characters."""
+    """Yield the lines of a text with their ends and numbers; none is longer than `most` characters."""
     for number in count(1):
         line = text.readline(most + 1)
         if not line:
@@ -84,23 +82,24 @@ def numbered_lines(text: IO[str], name: str | Path, most: int) -> Iterator[tuple
 
 
 def whole_text(text: IO[str], name: str | Path, most: int) -> str:
-    """All of a text, if it has at most so many characters."""
+    """All of a text, if it has at most this many characters."""
     found = text.read(most + 1)
     if len(found) > most:
-        hint = "--max-document allows more, and --text-unit paragraph or line makes smaller ones"
+        hint = "--max-document can allow more, and --text-unit paragraph or line makes smaller documents"
         raise DocumentTooLong(f"{name}, as one document", most, hint)
     return found
 
 
 def whole_characters(text: str) -> str:
-    """A text that UTF-8 can hold: JSON can escape half of a surrogate pair."""
+    """Text that UTF-8 can hold: JSON can escape half of a surrogate pair."""
     return (
         text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if _HALVES.search(text) else text
     )
 
 
 class _ZstdStream(io.RawIOBase):
-    """A .zst file unpacked: the package's reader stops after one frame and takes a cut one for the end."""
+    """A decompressed .zst file: the package's reader stops after one frame and takes a truncated one for the
+    end."""
 
     def __init__(self, path: Path, zstandard: Any) -> None:
         self._chunks = self._unpack(path, zstandard)
@@ -139,4 +138,4 @@ class _ZstdStream(io.RawIOBase):
                     if frame.eof:
                         frame = None
         if frame is not None:
-            raise EOFError("its last frame does not end")
+            raise EOFError("its last frame is incomplete")

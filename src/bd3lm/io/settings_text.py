@@ -1,7 +1,7 @@
-"""Settings in YAML, written by hand or by somebody who means harm: plain values, within limits.
+"""Parses settings in YAML, written by hand or with bad intent, into plain values within limits.
 
-A few lines can name each other so that they stand for more than any memory holds, or for themselves. So
-nesting is bounded, and so are values, each counted as often as it is named.
+With aliases, a few lines can stand for more values than fit in memory, or contain themselves. So nesting and
+the number of values are limited, and each value counts as often as it is named.
 """
 
 import re
@@ -12,7 +12,7 @@ import yaml
 MOST_BYTES = 1_000_000
 _MOST_VALUES = 10_000
 _MOST_LEVELS = 50
-_MOST_SAID = 500  # characters of what the parser says, which quotes names whole
+_MOST_SAID = 500  # characters of the parser's message, which quotes names in full
 _MOST_BITS = 14_000  # about as many digits as Python reads and writes
 _PREFIX = "tag:yaml.org,2002:"
 _PLAIN = {f"{_PREFIX}{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")}
@@ -29,11 +29,11 @@ _DATE = f"{_PREFIX}timestamp"
 
 
 class NoYaml(ValueError):
-    """A text that is not YAML, or says a value of a type that settings do not have."""
+    """A text that is not YAML, or has a value of a type that settings do not use."""
 
 
 def load_settings(text: str) -> Any:
-    """The value that a text says; a ValueError in one line, `NoYaml` where it says none."""
+    """The value of a text; a ValueError in one line, `NoYaml` if it is not YAML."""
     try:
         return _Loader(text).get_single_data()
     except yaml.YAMLError as error:
@@ -41,9 +41,9 @@ def load_settings(text: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 with decimal numbers only, so that 010 is not 8 and 1:30 not 90, and with every key once.
+    """YAML 1.1 with decimal numbers only, so 010 is not 8 and 1:30 is not 90, and without duplicate keys.
 
-    What it takes for a number YAML 1.1 does too, so a text that `yaml.safe_dump` wrote comes back as one.
+    It reads fewer texts as numbers than YAML 1.1, never more, so text from `yaml.safe_dump` keeps its values.
     """
 
     yaml_implicit_resolvers = {  # noqa: RUF012
@@ -55,15 +55,15 @@ class _Loader(yaml.SafeLoader):
         super().__init__(text)
         self._level = self._read = 0
         self._extents: dict[yaml.Node, tuple[int, int]] = {}
-        """Of each node that is complete: its values, and its levels, those of what it names included."""
+        """The number of values and levels of each complete node, including those of its aliases."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """As YAML does; of a node that is complete the extent is known, so that a name costs nothing."""
+        """As in YAML. The size of a complete node is known, so an alias costs nothing."""
         line = self.peek_event().start_mark.line + 1
         if self.check_event(yaml.AliasEvent):
             named = super().compose_node(parent, index)
             if named not in self._extents:
-                raise ValueError(f"a value must not hold itself, as in line {line}")
+                raise ValueError(f"a value must not contain itself, as in line {line}")
             return named
         self._level += 1
         self._read += 1
@@ -78,7 +78,9 @@ class _Loader(yaml.SafeLoader):
 
     def _check(self, values: int, levels: int, line: int) -> None:
         if levels > _MOST_LEVELS:
-            raise ValueError(f"values must be nested at most {_MOST_LEVELS} times, got more in line {line}")
+            raise ValueError(
+                f"values must be nested at most {_MOST_LEVELS} levels deep, got more in line {line}"
+            )
         if values > _MOST_VALUES:
             raise ValueError(
                 f"there must be at most {_MOST_VALUES:,} values, each counted as often as it is named, got "
@@ -95,11 +97,11 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        """A plain value; what Python raises on a text that is no such value becomes YAML's error."""
+        """A plain value; an exception of Python for an invalid one becomes an error of YAML."""
         kind = node.tag.removeprefix(_PREFIX)
         if node.tag not in _PLAIN:
             raise yaml.constructor.ConstructorError(
-                None, None, f"settings have no values of type {kind[:100]}", node.start_mark
+                None, None, f"settings cannot have values of type {kind[:100]}", node.start_mark
             )
         try:
             value = super().construct_object(node, deep)
@@ -107,7 +109,7 @@ class _Loader(yaml.SafeLoader):
                 raise ValueError(f"it has more than {_MOST_BITS:,} bits")
         except (ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise yaml.constructor.ConstructorError(
-                None, None, f"this is no {kind} that settings can have", node.start_mark
+                None, None, f"this is not a valid {kind}", node.start_mark
             ) from error
         return value
 

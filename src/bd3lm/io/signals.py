@@ -1,4 +1,4 @@
-"""SIGTERM as an exception, as Ctrl-C is one: who is stopped cleans up, and says so in one line."""
+"""SIGTERM as an exception, like Ctrl-C: a stopped command cleans up and says so in one line."""
 
 import os
 import signal
@@ -13,34 +13,34 @@ from types import FrameType
 from typing import Any, NoReturn
 
 _SOON = 0.01  # seconds
-_LONG = 1.0  # seconds; a signal that comes so long after one that still waits ends the process at once
+_LONG = 1.0  # seconds; a second signal this long after one that still waits ends the process at once
 _STDERR = 2
 _IMPORTERS = ("importlib._bootstrap", "importlib._bootstrap_external")
 _COMPILED = frozenset({"torch", "functorch", "triton"})
-"""Packages whose C++ calls Python. There an exception from nowhere may be dropped, or abort the process."""
+"""Packages whose C++ calls Python. There an exception from a signal may be dropped, or abort the process."""
 
 _raised: list[KeyboardInterrupt] = []
-"""What signals have raised, also where something on its way made another error of it and told nobody."""
+"""The exceptions that signals raised, even if they were turned into other errors on the way."""
 
 _dropping: list[None] = []
-"""Holds something while Python drops an exception, and whatever is raised then."""
+"""The exception that Python is dropping, and anything raised meanwhile."""
 
 _waiting: list[float] = []
-"""Since when a signal waits until control is back in code that takes exceptions."""
+"""The time since which a signal waits for code that can take exceptions."""
 
 
 class Terminated(KeyboardInterrupt):
-    """What SIGTERM raises. It is a KeyboardInterrupt, so that whatever Ctrl-C cleans up this does too."""
+    """The exception for SIGTERM. It is a KeyboardInterrupt, so cleanup for Ctrl-C works for it too."""
 
 
 @contextmanager
 def signals_raise() -> Iterator[None]:
-    """SIGTERM raises `Terminated`, once: a second one ends the process at once, as without this.
+    """Let SIGTERM raise `Terminated`, once; a second SIGTERM ends the process at once, as usual.
 
-    Where it is ignored or handled by others it is left to them, as it is outside of the main thread. What it
-    or Ctrl-C raises in a place where Python drops exceptions, such as a `__del__`, is raised again elsewhere.
-    Inside of torch, and while a module written in C++ is loaded, they wait until control is back with whoever
-    called that.
+    If SIGTERM is ignored or has another handler, or outside the main thread, nothing changes. If the
+    exception of SIGTERM or Ctrl-C is raised where Python drops exceptions, such as in a `__del__`, it is
+    raised again elsewhere. Inside torch, and while a C++ module is loading, signals wait until the caller is
+    back in control.
     """
     _raised.clear()
     ours = (
@@ -68,14 +68,14 @@ def signals_raise() -> Iterator[None]:
 
 
 def forget_stops() -> None:
-    """What was raised before is not what stops a command that begins now."""
+    """Forget earlier stops: they do not stop the command that starts now."""
     _raised.clear()
 
 
 def raise_stop(number: int, frame: FrameType | None) -> None:
-    """Raise what the signal stands for, here or as soon as control is back in code that takes exceptions.
+    """Raise the exception of a signal, here or as soon as code that can take exceptions is in control.
 
-    A second signal long after one that still waits ends the process: what is waited for may take minutes.
+    A second signal long after one that still waits ends the process: the wait may take minutes.
     """
     if _waiting and time.monotonic() - _waiting[0] > _LONG:
         end_at_once(number)
@@ -88,7 +88,7 @@ def raise_stop(number: int, frame: FrameType | None) -> None:
 
 
 def end_at_once(number: int) -> NoReturn:
-    """Say what ends the process, and end it, whatever it is doing; nothing is cleaned up."""
+    """Print the line of a signal and end the process at once, without cleanup."""
     line, status = line_and_status(_stop_of(number))
     os.write(_STDERR, f"bd3lm: {line}\n".encode())
     with suppress(Exception):
@@ -104,7 +104,7 @@ def _raise(number: int) -> NoReturn:
 
 
 def _raise_once(number: int, frame: FrameType | None) -> None:
-    """`raise_stop`, until it raises: then the signal is the system's again."""
+    """`raise_stop`, until it raises; then the system handles the signal again."""
     raise_stop(number, frame)
 
 
@@ -113,9 +113,11 @@ def _stop_of(number: int) -> KeyboardInterrupt:
 
 
 def _takes_exceptions(frame: FrameType | None) -> bool:
-    """Whether an exception may begin in this frame: it belongs neither to a package of `_COMPILED` nor, as
-    one of Python's own library or of this file, to a call from there, and no module written in C++ is being
-    loaded."""
+    """Whether an exception may start in this frame.
+
+    It may not inside a package of `_COMPILED`, in a call from there through Python's own library or this
+    file, or while a C++ module is loading.
+    """
     if _loading_compiled(frame):
         return False
     while frame is not None:
@@ -127,7 +129,7 @@ def _takes_exceptions(frame: FrameType | None) -> bool:
 
 
 def _loading_compiled(frame: FrameType | None) -> bool:
-    """Whether a module written in C++ is being loaded, or one of Triton's, which call theirs as they load."""
+    """Whether a C++ module is loading, or one of Triton's, which call C++ modules as they load."""
     while frame is not None:
         if frame.f_globals.get("__name__") in _IMPORTERS:
             name = frame.f_locals.get("name")
@@ -140,10 +142,11 @@ def _loading_compiled(frame: FrameType | None) -> bool:
 
 
 def _raise_in_a_caller(number: int, frame: FrameType | None) -> None:
-    """Raise at the next line of the nearest caller that takes exceptions, or of one that is called meanwhile.
+    """Raise at the next line of the nearest caller that can take exceptions, or of a function it calls
+    meanwhile.
 
-    Python calls a trace function there. While another one traces, a debugger's say, the signal comes again
-    until it finds such a place.
+    Python calls a trace function there. If another trace function is active, such as a debugger's, the signal
+    is sent again until such a place is found.
     """
     if sys.gettrace() is not None:
         _send_soon(number)
@@ -173,9 +176,9 @@ def _stop_watching() -> None:
 def _raise_again(
     dropped: "sys.UnraisableHookArgs", report: Callable[["sys.UnraisableHookArgs"], object]
 ) -> None:
-    """What Python calls with an exception that it drops: the signal comes again when that place is left.
+    """Called by Python with an exception that it drops: the signal is sent again once that place is left.
 
-    What is raised in here is dropped too, so that on a busy machine it may have to come more than once.
+    Exceptions raised in here are dropped too, so on a busy machine several attempts may be needed.
     """
     if not issubclass(dropped.exc_type, KeyboardInterrupt):
         report(dropped)
@@ -197,11 +200,13 @@ def _send_soon(number: int) -> None:
 
 @contextmanager
 def unheard(*numbers: signal.Signals) -> Iterator[None]:
-    """Let signals wait: processes that are started in here never hear of them. Ctrl-C reaches all there are,
-    and one that is still importing what it needs would answer with a traceback."""
+    """Hold signals back; processes started in here ignore them.
+
+    Ctrl-C reaches every process, and one that is still importing would answer with a traceback.
+    """
     from multiprocessing import resource_tracker
 
-    resource_tracker.ensure_running()  # which would let signals through when it is first needed
+    resource_tracker.ensure_running()  # otherwise it would let signals through on first use
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
@@ -210,9 +215,11 @@ def unheard(*numbers: signal.Signals) -> Iterator[None]:
 
 
 def stop_behind(error: BaseException) -> KeyboardInterrupt | None:
-    """What stopped the process, where an error is only what became of that on its way: torch, interrupted
-    while it enters something, raises a RuntimeError when it leaves, and while it looks at what it is given, a
-    ValueError that names no cause."""
+    """The stop behind an error.
+
+    Torch turns an interruption into other errors: into a RuntimeError when it leaves a context that it was
+    entering, and into a ValueError without a cause while it inspects its arguments.
+    """
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, KeyboardInterrupt):
@@ -222,7 +229,7 @@ def stop_behind(error: BaseException) -> KeyboardInterrupt | None:
 
 
 def line_and_status(stop: KeyboardInterrupt) -> tuple[str, int]:
-    """What to say of a process that was stopped, and what its shell expects it to exit with."""
+    """The line for a stopped process, and the exit status that its shell expects."""
     if isinstance(stop, Terminated):
         return "terminated", 128 + signal.SIGTERM
     return "interrupted", 128 + signal.SIGINT

@@ -1,7 +1,7 @@
-"""A safetensors file, piece by piece: one tensor at a time is in memory, and not all of them.
+"""Writes a safetensors file piece by piece, with one tensor in memory at a time.
 
-The library's own writer takes all at once, cannot digest what it writes, and reports a full disk as an error
-of its own kind.
+The library's own writer needs all tensors at once, cannot compute a digest while writing, and reports a full
+disk with an error class of its own.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-_CHUNK = 1 << 22  # bytes handed over at once
+_CHUNK = 1 << 22  # bytes per write
 _NAMES = {
     "bool": "BOOL",
     "uint8": "U8",
@@ -43,12 +43,12 @@ class Later:
 
 
 def type_name(dtype: Any) -> str:
-    """What a safetensors file calls a type of torch; KeyError for one that it does not have here."""
+    """The name of a torch type in safetensors files; KeyError for an unsupported one."""
     return _NAMES[str(dtype).removeprefix("torch.")]
 
 
 def in_file_order(tensors: Mapping[str, "Tensor | Later"]) -> list[str]:
-    """Names in the order of the library's own files: by type, the wide ones first, then by name."""
+    """Names in the order of the library's own files: by type, wide types first, then by name."""
     ranks = {name: rank for rank, name in enumerate(_NAMES.values())}
     return sorted(tensors, key=lambda name: (-ranks[type_name(tensors[name].dtype)], name))
 
@@ -56,8 +56,8 @@ def in_file_order(tensors: Mapping[str, "Tensor | Later"]) -> list[str]:
 def file_pieces(
     tensors: Mapping[str, "Tensor | Later"], order: Sequence[str]
 ) -> Iterator[bytes | memoryview]:
-    """The length of a JSON header, the header, and the tensors' bytes in this order, which must put wide
-    types before narrow ones so that all are aligned."""
+    """The length of the JSON header, the header, and the tensors' bytes in this order. Wide types must come
+    before narrow ones, so that all are aligned."""
     import torch
 
     later = {name: Later.of(tensors[name]) for name in order}

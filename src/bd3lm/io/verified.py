@@ -1,12 +1,11 @@
-"""Files whose bytes are what a sha256 says: checked when they are opened, and again when they have changed.
+"""Files that match a sha256: checked when they are opened, and again when they have changed.
 
-Reading a file to check it takes seconds for each gigabyte, so what was found whole is remembered: by an empty
-file, called after the digest and the file's stamp, in the user's cache (XDG_CACHE_HOME, else ~/.cache), since
-the data may lie where nothing can be written. Where the cache cannot be written either, files are checked at
-every start. A stamp is size, times and inode: damage that changes none of them, such as of the disk itself,
-is found only by a check that is `anew`.
+Checking takes seconds per gigabyte, so the result is remembered: as an empty file, named after the digest and
+the file's stamp, in the user's cache (XDG_CACHE_HOME, else ~/.cache), since the data itself may be read-only.
+If the cache cannot be written either, files are checked at every start.
 
-A file is not mapped: where a mapped file is cut short, its reader is killed by SIGBUS.
+A stamp is size, times and inode. Damage that changes none of them, such as a failing disk, is found only by a
+check that is `anew`. Files are not mapped: if a mapped file is cut short, SIGBUS kills its reader.
 """
 
 import os
@@ -20,23 +19,23 @@ from hashlib import sha256
 from pathlib import Path
 
 _PIECE = 1 << 20
-_WORTH_REMEMBERING = 1 << 20  # bytes; fewer are checked about as fast as they are remembered
-_SETTLED = 2.0  # seconds, after which a further write is sure to change the times of a file
-_FORGOTTEN = 90 * 24 * 3600  # seconds, after which a memory that nobody asked for is removed
+_WORTH_REMEMBERING = 1 << 20  # bytes; checking smaller files is about as fast as remembering the result
+_SETTLED = 2.0  # seconds, after which another write certainly changes the file's times
+_FORGOTTEN = 90 * 24 * 3600  # seconds, after which an unused result is removed
 
 _seen: set[str] = set()  # by this process
 
 
 Stamp = tuple[int, int, int, int]
-"""The size of a file, when it was written to and changed, and its inode: what is new when somebody writes."""
+"""Size, times and inode of a file, which change when it is written."""
 
 
 class VerifiedFile:
-    """A file of so many bytes and of this sha256, to read from at any place.
+    """A file of this size and sha256, readable at any place.
 
-    What is read was in the file when it was found whole, or since then its stamp has stayed the same.
-    `inspect` is shown all bytes when they are checked, a megabyte at a time, and raises a ValueError for what
-    cannot be used although the digest is right.
+    The bytes read were in the file when it was checked; since then its stamp has not changed. `inspect` gets
+    all bytes during a check, a megabyte at a time, and raises a ValueError for unusable content with the
+    right digest.
     """
 
     def __init__(
@@ -49,8 +48,8 @@ class VerifiedFile:
         anew: bool = False,
     ) -> None:
         self.path, self._size, self._digest, self._inspect = path, size, digest, inspect
-        if not stat.S_ISREG(os.stat(path).st_mode):  # to open a pipe is to wait for its writer
-            raise ValueError(f"{path} is no regular file")
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for its writer
+            raise ValueError(f"{path} is not a regular file")
         self._handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         weakref.finalize(self, os.close, self._handle)
         self._stamp = _stamp(self._handle)
@@ -64,19 +63,19 @@ class VerifiedFile:
             _remember(digest, self._stamp)
 
     def read(self, start: int, stop: int) -> bytes:
-        """The bytes start..stop, which must lie in the file; a ValueError if it is no longer whole."""
+        """The bytes start..stop, which must be in the file; a ValueError if it is damaged."""
         while True:
             found = self._read(start, stop)
-            # After reading: what was there to be read has changed the stamp before.
+            # After reading: an earlier change of these bytes has changed the stamp by now.
             if _stamp(self._handle) == self._stamp and len(found) == stop - start:
                 return found
             try:
                 self._stamp = self._check()
             except ValueError as error:
-                raise ValueError(f"{error}; it was whole when it was opened") from None
+                raise ValueError(f"{error}; it was intact when it was opened") from None
 
     def _check(self) -> Stamp:
-        """Read the file, and raise a ValueError unless all of it is as it should be; its stamp."""
+        """Read the whole file and return its stamp; raise a ValueError if anything is wrong."""
         before = _stamp(self._handle)
         self._check_size(before)
         found, place = sha256(), 0
@@ -87,7 +86,7 @@ class VerifiedFile:
             if unusable is None:
                 try:
                     self._inspect(piece)
-                except ValueError as error:  # of less interest than a wrong digest
+                except ValueError as error:  # less important than a wrong digest
                     unusable = error
         if _stamp(self._handle) != before:
             raise ValueError(f"{self.path} is being written to")
@@ -104,7 +103,7 @@ class VerifiedFile:
             raise ValueError(f"{self.path} is damaged: it has {stamp[0]} bytes, not {self._size}")
 
     def _read(self, start: int, stop: int) -> bytes:
-        """As many of the bytes start..stop as there are; the system may give them in parts."""
+        """As many of the bytes start..stop as there are; the system may return them in parts."""
         parts = []
         while start < stop and (part := _read_at(self._handle, stop - start, start)):
             parts.append(part)
@@ -118,7 +117,7 @@ def _stamp(handle: int) -> Stamp:
 
 
 def _read_at(handle: int, count: int, place: int) -> bytes:
-    if os.name == "nt":  # which cannot do both at once
+    if os.name == "nt":  # it cannot do both at once
         os.lseek(handle, place, os.SEEK_SET)
         return os.read(handle, count)
     return os.pread(handle, count, place)
@@ -169,6 +168,6 @@ def _name(digest: str, stamp: Stamp) -> str:
 
 
 def _folder() -> Path | None:
-    """Where the user's cache is; None where there is no telling."""
+    """The user's cache folder; None if it is unknown."""
     cached = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     return cached / "bd3lm" / "verified" if cached.is_absolute() else None

@@ -1,7 +1,7 @@
-"""Reports: what was measured of some runs as one HTML page, and as Markdown with its plots beside it.
+"""Reports: the measurements of some runs as one HTML page, and as Markdown with plots.
 
-Plain values in, text out: this room opens no model and reads no run. matplotlib and Jinja are imported when
-a document is built.
+Plain values in, text out: this room opens no model and reads no run. matplotlib and Jinja are imported when a
+document is built.
 """
 
 from bd3lm.reports.animation import Film, record_film

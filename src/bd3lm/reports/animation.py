@@ -1,4 +1,4 @@
-"""A text being uncovered, as a film: recorded from a sampler's events, replayed here and in the browser.
+"""A film of a text being written: recorded from a sampler's events, replayed here and in the browser.
 
 A film is a list of steps, small enough to be kept as JSON and sent with a page:
 
@@ -9,8 +9,8 @@ A film is a list of steps, small enough to be kept as JSON and sent with a page:
     ["draft", [[position, piece], …]]
                                  tokens are guessed, in place of all guesses before; no part of the text
 
-A film with drafts goes by passes, each of which ends with its drafts, be there any or none; whatever follows
-the last of them belongs to the last pass. Any other film goes by steps.
+The moments of a film with drafts are its passes. Each pass ends with its drafts, even if there are none;
+steps after the last drafts belong to the last pass. The moments of any other film are its steps.
 
 Pieces joined in order are the text, whatever the tokenizer: a character made of several tokens appears whole,
 with the last of them.
@@ -25,39 +25,39 @@ from bd3lm.reports.readable import readable
 from bd3lm.sampling import BlockStarted, Drafted, Event, Started, Stopped, TokenHidden, TokenRevealed
 
 LONGEST = 2**16
-"""Tokens of a film, at most: a player goes through all of them at every step."""
+"""The most tokens in a film: a player goes through all of them at every step."""
 Step = Sequence[Any]
 Pieces = list[str | None]
-"""What is at each position so far; None is a mask."""
+"""The content of each position; None is a mask."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A token that a pass guessed and none has verified."""
+    """A token that a pass drafted and none has verified yet."""
 
     piece: str
 
 
 Frame = list[str | Draft | None]
-"""What is seen at each position, of the text and ahead of it; None is a mask."""
+"""What is shown at each position, in the text and ahead of it; None is a mask."""
 
 
 @dataclass(frozen=True)
 class Film:
-    """What was given, piece by piece, and what happened then."""
+    """The given text, piece by piece, and the steps after it."""
 
     given: Sequence[str | None]
     steps: Sequence[Step]
 
     @property
     def pieces(self) -> list[str]:
-        """The text at the end, piece by piece."""
+        """The finished text, piece by piece."""
         *_, last = self.states()
         return [piece or "" for piece in last]
 
     @property
     def text(self) -> str:
-        """The text at the end."""
+        """The finished text."""
         return "".join(self.pieces)
 
     @property
@@ -67,24 +67,24 @@ class Film:
 
     @property
     def is_in_blocks(self) -> bool:
-        """Whether there are several, and of more than one token."""
+        """Whether there are several blocks, of more than one token each."""
         return len(self.blocks) > 1 and any(stop - start > 1 for start, stop in self.blocks)
 
     @property
     def has_drafts(self) -> bool:
-        """Whether it goes by passes, which may write several tokens each."""
+        """Whether its moments are passes, which may write several tokens each."""
         return any(step[0] == "draft" for step in self.steps)
 
     @property
     def moments(self) -> list[int]:
-        """How many steps are done when there is something to see: after each of them, or after each pass."""
+        """The number of steps done at each moment: after each step, or after each pass."""
         if not self.has_drafts:
             return list(range(len(self.steps) + 1))
         passes = [number for number, step in enumerate(self.steps, 1) if step[0] == "draft"]
         return [0, *passes[:-1], len(self.steps)]
 
     def frames(self) -> Iterator[Frame]:
-        """What is seen at each moment: a draft is, where no token stands."""
+        """What is shown at each moment; a draft is shown where no token stands."""
         moments = set(self.moments)
         for done, (pieces, drafts) in enumerate(zip(self.states(), self._drafts(), strict=True)):
             if done in moments:
@@ -96,7 +96,7 @@ class Film:
                 yield frame
 
     def _drafts(self) -> Iterator[dict[int, str]]:
-        """The drafts before the first step and after each."""
+        """The drafts before the first step and after each step."""
         drafts: dict[int, str] = {}
         yield drafts
         for kind, *rest in self.steps:
@@ -107,7 +107,7 @@ class Film:
             yield drafts
 
     def states(self) -> Iterator[Pieces]:
-        """The pieces before the first step and after each."""
+        """The pieces before the first step and after each step."""
         pieces = list(self.given)
         yield list(pieces)
         for kind, place, *rest in self.steps:
@@ -122,7 +122,7 @@ class Film:
             yield list(pieces)
 
     def readable(self) -> "Film":
-        """The same film in signs that can be shown."""
+        """The same film with displayable characters only."""
         return Film(
             [None if piece is None else readable(piece) for piece in self.given],
             [_with_pieces(step, lambda _, piece: readable(piece)) for step in self.steps],
@@ -133,7 +133,7 @@ class Film:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> "Film":
-        """A film that can be played; anything else is a ValueError."""
+        """Check that a film can be played; a ValueError says what is wrong."""
         given, steps = plain.get("given"), plain.get("steps")
         if not isinstance(given, list) or not all(isinstance(each, str | None) for each in given):
             raise ValueError("given must be a list of pieces of text")
@@ -158,7 +158,7 @@ class Film:
 
 
 def _are_drafts(drafts: list[Any]) -> bool:
-    """Whether each is a place and a piece, in the order of their places."""
+    """Whether each is a position and a piece, in the order of the positions."""
     last = -1
     for draft in drafts:
         match draft:
@@ -170,7 +170,7 @@ def _are_drafts(drafts: list[Any]) -> bool:
 
 
 def _with_pieces(step: Step, of: Callable[[int, Any], str]) -> Step:
-    """A step with other pieces, each found from its place and what was there for it."""
+    """A step with other pieces, each computed from its position and the previous piece there."""
     match step:
         case ["show", place, shown]:
             return ["show", place, of(place, shown)]
@@ -181,7 +181,8 @@ def _with_pieces(step: Step, of: Callable[[int, Any], str]) -> Step:
 
 
 def record_film(events: Iterable[Event], decode: Callable[[list[int]], str], *, mask_id: int) -> Film:
-    """The film of one text, from the events of `LanguageModel.stream`; of a redrawn text, the last try."""
+    """The film of one text from the events of `LanguageModel.stream`; of a redrawn text only the last
+    attempt."""
     given: list[int] = []
     happened: list[Step] = []
     for event in events:
@@ -199,12 +200,12 @@ def record_film(events: Iterable[Event], decode: Callable[[list[int]], str], *, 
             case Stopped(sample=sample):
                 _end_drafts(happened)
                 return _developed(given, happened, sample.tokens.tolist(), decode, mask_id)
-    raise ValueError("events must be those of a whole text, until it is Stopped, got none that stops it")
+    raise ValueError("events must include the end of the text, a Stopped event, got none")
 
 
 def _end_drafts(happened: list[Step]) -> None:
-    """Leave out what was guessed when all was written, and passes that found nothing left to write: on a GPU
-    it is seen only after some of them that a text has ended."""
+    """Drop drafts after the last token, and passes without anything left to write: a GPU reports the end of a
+    text a few passes late."""
     while len(happened) > 1 and happened[-1][0] == happened[-2][0] == "draft":
         happened.pop()
     if happened and happened[-1][0] == "draft":
@@ -224,7 +225,7 @@ def _developed(
     def piece(position: int, token: int) -> str:
         if position < len(tokens) and tokens[position] == token:
             return pieces[position]
-        return decode([token])  # it did not stay, so the final text has no part for it
+        return decode([token])  # it did not stay, so the final text has no piece for it
 
     first = [None if token == mask_id else piece(place, token) for place, token in enumerate(given)]
     steps = [_with_pieces(step, piece) for step in happened]
@@ -235,7 +236,7 @@ def _developed(
 
 
 def split_text(tokens: Sequence[int], decode: Callable[[list[int]], str]) -> list[str]:
-    """Each token's part of the text; empty for a token that leaves a character incomplete."""
+    """Each token's piece of the text; empty for a token that leaves a character incomplete."""
     whole = decode(list(tokens))
     ends = [0]
     for count in range(1, len(tokens)):

@@ -1,11 +1,11 @@
-"""The colours of the house, for plots and films alike, and those that take their place on a dark page."""
+"""The colors of plots and films, and their replacements on a dark page."""
 
-# Okabe and Ito's colours, told apart by all kinds of eyes; styles and markers tell them apart in grey.
+# Okabe and Ito's colors, which color-blind readers can tell apart; styles and markers differ in grey.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#B0568A", "#8A6A00", "#333333", "#3B9BD1")
 INK, SOFT = "#1b1b1b", "#595959"
-DRAFT = "#54789a"  # of what is no part of a text yet
+DRAFT = "#54789a"  # for what is not part of a text yet
 AXIS, GRID, PAPER = "#8a8a8a", "#e4e4e0", "#ffffff"
-BARS, MIDDLE = "#c9cdd2", "#8a8f96"  # what the lengths of texts are compared with, and its median
+BARS, MIDDLE = "#c9cdd2", "#8a8f96"  # the lengths that texts are compared with, and their median
 
 _DARK = {
     **dict(
@@ -26,8 +26,10 @@ _DARK = {
 
 
 def dark_rules() -> str:
-    """CSS that gives the plots of a page its dark colours, for those in their style attributes. Marks are
-    copies of one that is drawn apart, which no selector finds by what it stands in."""
+    """CSS with the dark colors for plots that set colors in style attributes.
+
+    Marks are copies of a mark that is defined elsewhere, which no selector can find by its context.
+    """
     return "\n".join(
         f'  [style*="{what}: {light.lower()}"] {{ {what}: {dark} !important; }}'
         for light, dark in _DARK.items()

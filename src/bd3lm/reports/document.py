@@ -1,6 +1,6 @@
-"""A report as a sequence of parts, before it is HTML or Markdown.
+"""A report as a sequence of parts, before it becomes HTML or Markdown.
 
-Prose may hold `code` between backticks, as in Markdown, and nothing else that is marked up.
+Prose may contain `code` between backticks, as in Markdown, and no other markup.
 """
 
 import re
@@ -27,7 +27,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Listing:
-    """Short items, one below the other."""
+    """Short items, one per line."""
 
     items: Sequence[str]
 
@@ -54,7 +54,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Plot:
-    """A picture; `name` is the name of its file, `alt` says in words what it shows."""
+    """A picture; `name` is its file name, `alt` describes it in words."""
 
     name: str
     svg: str
@@ -64,7 +64,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Quotation:
-    """A text that a model wrote, after what it was given; code is set as such."""
+    """A text that a model wrote, after what it was given; code is shown as code."""
 
     given: str
     written: str
@@ -74,7 +74,7 @@ class Quotation:
 
 @dataclass(frozen=True)
 class Screening:
-    """A text being written, to be watched."""
+    """An animation of a text being written."""
 
     film: Film
     caption: str
@@ -104,7 +104,7 @@ class Document:
     sections: Sequence[Section]
     colophon: str
     verdict: str = ""
-    """What came out, in a sentence; `shown_first` are the parts that belong to it."""
+    """The main result in a sentence; `shown_first` are the parts that belong to it."""
     shown_first: Sequence[Part] = ()
 
     @property
@@ -114,7 +114,7 @@ class Document:
 
 
 def looks_like_code(text: str) -> bool:
-    """Whether a text has lines that are set in, or a prompt of Python's: it needs a face of equal widths."""
+    """Whether a text has indented lines or Python prompts, so it needs a monospaced font."""
     return re.search(r"^(  +|\t)\S|^>>> ", text, re.MULTILINE) is not None
 
 
@@ -124,7 +124,7 @@ def kind(part: Part) -> str:
 
 
 def fence(text: str, least: int = 1) -> str:
-    """More backticks than there are in a row in the text."""
+    """A run of backticks longer than any in the text."""
     return "`" * max(least, 1 + max(map(len, re.findall("`+", text)), default=0))
 
 
@@ -146,7 +146,8 @@ _CODE = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.DOTALL)
 
 
 def pieces(prose: str) -> Iterator[Piece]:
-    """What is code in prose, and what is not. As in Markdown, as many backticks end it as began it."""
+    """The code and the other text in prose. As in Markdown, code ends with as many backticks as it began
+    with."""
     place = 0
     for found in _CODE.finditer(prose):
         yield Piece(prose[place : found.start()], False)

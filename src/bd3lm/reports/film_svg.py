@@ -1,8 +1,8 @@
-"""A film of a text being uncovered, as one animated SVG: for a README, a slide or a page without scripts.
+"""A film of a text as one animated SVG, for a README, a slide or a page without scripts.
 
-Every token has its place in the finished text from the beginning on, so nothing moves: first its block is
-masked, then it is uncovered. A draft is pale, in the place of the token that will stand there, and a wrong
-one is struck through before it goes. Whoever asks for reduced motion, or prints it, sees the finished text.
+Every token has its place in the finished text from the start, so nothing moves: its block is masked first,
+then the token is revealed. A draft is pale, in the place of the future token, and a wrong draft is struck
+through before it disappears. Readers who prefer reduced motion, and printouts, get the finished text.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,14 +13,14 @@ from bd3lm.reports.animation import Draft, Film, Frame
 from bd3lm.reports.colours import COLOURS, DRAFT, INK, SOFT
 
 _CHARACTER, _LINE, _MARGIN = 8.4, 22, 14  # pixels: of a character, of a line, around the text
-_COLUMNS = 72  # characters of a line, at most
+_COLUMNS = 72  # characters per line, at most
 _FIRST_HOLD, _LAST_HOLD = 1.0, 3.0  # seconds before the first block and after the last token
-_TOKEN = 0.125  # seconds from one token to the next, or from one pass to the next where a pass writes several
-_VERDICT = 0.05  # seconds that a draft is struck through
+_TOKEN = 0.125  # seconds per token, or per pass if a pass writes several tokens
+_VERDICT = 0.05  # seconds for which a wrong draft is struck through
 
 
 class _Place(NamedTuple):
-    """Where a piece of the text is drawn: line and column, and what of it is drawn there."""
+    """Where a piece of text is drawn, by line and column, and the part that is drawn."""
 
     line: int
     column: int
@@ -29,11 +29,11 @@ class _Place(NamedTuple):
 
 @dataclass(frozen=True)
 class _Wrong(Draft):
-    """A draft that neither stays nor is drafted again."""
+    """A draft that is neither accepted nor drafted again."""
 
 
 class _Span(NamedTuple):
-    """What is to be seen at a position from one frame on and until another; None is the last frame's end."""
+    """What a position shows from one frame until another; None is the end of the film."""
 
     seen: str | Draft | None  # None is a mask
     first: int
@@ -41,7 +41,7 @@ class _Span(NamedTuple):
 
 
 class _Sign(NamedTuple):
-    """A token, a draft or a mask as the template draws it, seen between two shares of the film's time."""
+    """A token, a draft or a mask for the template, shown between two shares of the film's time."""
 
     name: str
     x: float
@@ -58,8 +58,8 @@ class _Sign(NamedTuple):
 
 
 def film_svg(film: Film) -> str:
-    """The film as an SVG that plays by itself, over and over."""
-    from bd3lm.reports.rendering import environment  # Jinja would slow down every start
+    """The film as an SVG that plays in a loop."""
+    from bd3lm.reports.rendering import environment  # importing Jinja would slow down every start
 
     film = film.readable()
     frames, times = list(film.frames()), _times(film)
@@ -84,7 +84,7 @@ def film_svg(film: Film) -> str:
 def _signs(
     pieces: Sequence[str], places: Sequence[_Place], frames: Sequence[Frame], times: Sequence[float]
 ) -> Iterator[_Sign]:
-    """All that is ever seen, position by position."""
+    """Everything that is shown at some time, position by position."""
     duration = times[-1] + _LAST_HOLD
     for position, (piece, place) in enumerate(zip(pieces, places, strict=True)):
         if not place.shown:
@@ -92,7 +92,7 @@ def _signs(
         seen = [frame[position : position + 1] for frame in frames]
         for number, span in enumerate(_spans(seen)):
             text = _drawn(span.seen, place.shown, piece)
-            # A draft that is shorter than the token that will stand there is not stretched to its width.
+            # A draft shorter than the final token is not stretched to its width.
             most = len(text) if text and isinstance(span.seen, Draft) else len(place.shown)
             yield _Sign(
                 name=f"k{position}_{number}",
@@ -107,7 +107,7 @@ def _signs(
 
 
 def _times(film: Film) -> list[float]:
-    """When each frame begins: that of a block at once, that of a token or a pass after the one before."""
+    """The time of each frame: a new block appears at once; a token or a pass comes after the one before."""
     times, now = [0.0], _FIRST_HOLD
     for done in film.moments[1:]:
         if film.steps[done - 1][0] != "block":
@@ -117,7 +117,7 @@ def _times(film: Film) -> list[float]:
 
 
 def _with_verdicts(frames: list[Frame], times: list[float]) -> tuple[list[Frame], list[float]]:
-    """Before each frame one in which those drafts are wrong that it has not."""
+    """Insert frames that show wrong drafts as wrong, before each frame that drops them."""
     found, begins = [frames[0]], [times[0]]
     for frame, after, begin in zip(frames, frames[1:], times[1:], strict=False):
         judged: Frame = [
@@ -135,7 +135,7 @@ def _with_verdicts(frames: list[Frame], times: list[float]) -> tuple[list[Frame]
 
 
 def _spans(seen: Sequence[Sequence[str | Draft | None]]) -> Iterator[_Span]:
-    """What is seen at a position, and when; `seen` has what is there in each frame, if anything is."""
+    """What a position shows, and when; `seen` has its content in each frame."""
     first = 0
     for frame in range(1, len(seen) + 1):
         if frame == len(seen) or seen[frame] != seen[first]:
@@ -145,7 +145,8 @@ def _spans(seen: Sequence[Sequence[str | Draft | None]]) -> Iterator[_Span]:
 
 
 def _places(pieces: Sequence[str]) -> list[_Place]:
-    """Lay a text out in lines: a piece that does not fit begins the next; one too long for any is cut."""
+    """Lay out a text in lines. A piece that does not fit starts the next line; a piece longer than a line is
+    cut."""
     places = []
     line = column = 0
     for piece in pieces:
@@ -174,7 +175,7 @@ def _look(span: _Span) -> str:
 
 
 def _drawn(seen: str | Draft | None, shown: str, final: str) -> str | None:
-    """A token that did not stay is squeezed into the place of the one that did."""
+    """A token that did not stay is squeezed into the width of the token that did."""
     match seen:
         case None:
             return None

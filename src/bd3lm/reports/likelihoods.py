@@ -1,4 +1,4 @@
-"""The part of a report on perplexities: what is exact, what is a bound, and on which text."""
+"""The perplexity part of a report: which figures are exact, which are bounds, and on which text."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -13,29 +13,29 @@ from bd3lm.reports.reproduction import measured_by
 
 _LEGEND = (
     "Figures without a sign are exact, ≤ marks an upper bound, and ≈ marks what is neither. ± is one "
-    "standard error over sequences; neighbours do not count as independent, because they are often from one "
+    "standard error over sequences; neighbors do not count as independent, because they are often from one "
     "document."
 )
 Text = tuple[str, str, bool]
-"""What tells texts apart: the fingerprint of the tokens, the split, whether end tokens follow documents."""
+"""The identity of a text: fingerprint of the tokens, split, and whether end tokens follow documents."""
 
 
 def held_out_alike(report: Report) -> list[Measured]:
-    """The measurements of the runs' own held-out text that can be compared; of several texts the first's."""
+    """Comparable measurements of the runs' own held-out text; if there are several texts, of the first."""
     first = next(iter(_own_texts(report)), [])
     return _measured_alike(first) if first and not _trained_on(first) else []
 
 
 def held_out_plot(report: Report) -> Iterator[Plot]:
-    """The figures of that text as a plot, where there are several."""
+    """A plot of the figures of that text, if there are several."""
     alike = held_out_alike(report)
     if alike:
         yield from _plot(report, alike, _own_texts(report)[0], "perplexities")
 
 
 def perplexity_parts(report: Report) -> Iterator[Part]:
-    """A table for each of the runs' own texts, held-out ones first, and a plot, unless it is `held_out_plot`;
-    one table for other texts."""
+    """A table for each of the runs' own texts, held-out texts first, with a plot unless it is
+    `held_out_plot`; one table for all other texts."""
     measured = _measured(report)
     if not measured:
         return
@@ -61,7 +61,7 @@ def _measured(report: Report) -> list[Measured]:
 
 
 def _own_texts(report: Report) -> list[list[Measured]]:
-    """All that was measured on the runs' own texts, text by text, held-out ones first."""
+    """Everything measured on the runs' own texts, text by text, held-out texts first."""
     own: dict[Text, list[Measured]] = {}
     for run, record in _measured(report):
         if _is_own(record):
@@ -74,7 +74,7 @@ def _text_name(group: Sequence[Measured]) -> str:
 
 
 def _largest(run: Run) -> list[Record]:
-    """One record for each text, law, order and estimator: that with the most tokens, then the most draws."""
+    """One record per text, law, order and estimator: the one with the most tokens, then the most draws."""
     return largest(
         run.of_kind("perplexity"),
         lambda record: (record["result"]["tokens"], record["settings"]["replicates"]),
@@ -104,7 +104,7 @@ def _data_name(run: Run) -> str:
 
 
 def _table(report: Report, group: Sequence[Measured], text: str) -> Table:
-    """One row for each measurement; the number of tokens has a column where it is not the same for all."""
+    """A row per measurement; the number of tokens gets a column if it differs."""
     found = {figure["meaning"] for _, record in group for figure in record["result"]["figures"]}
     meanings = [meaning for meaning in SIGNS if meaning in found]
     same_size = len({_size(record) for _, record in group}) == 1
@@ -144,7 +144,7 @@ def _figures(figures: Sequence[Any], meanings: Sequence[str]) -> list[str]:
 
 
 def _unigram(report: Report, group: Sequence[Measured]) -> Iterator[Prose]:
-    """What token frequencies alone come to, where they were counted for the very tokens of a table."""
+    """The perplexity of token frequencies alone, if it was computed for the same tokens as the table."""
     measured = {(*_of_split(record), record["result"]["tokens"]) for _, record in group}
     for _, record in report.of_kind("unigram"):
         if (*_of_split(record), record["result"]["tokens"]) in measured:
@@ -172,8 +172,11 @@ def _estimator(record: Record, order: str, *, of_draws: bool = True) -> str:
 
 
 def _label(report: Report, run: Run, record: Record) -> str:
-    """The name of a run. Where a record was measured under another law or at another lean, which stand beside
-    the name, the name is without the run's own, and has its folder if runs are told apart by these alone."""
+    """The label of a run in a table.
+
+    If a record was measured under another law or lean, which follow the label, the label leaves out the run's
+    own, and adds the folder if only these tell runs apart.
+    """
     if run.is_own_way(record):
         return report.label(run)
     names = [_without_way(report, each) for each in report.runs]
@@ -187,8 +190,10 @@ def _without_way(report: Report, run: Run) -> str:
 
 
 def _measured_alike(group: Sequence[Measured]) -> list[Measured]:
-    """The measurements of one text that can be compared: those of the same sequences. Where there are
-    several such sets it is the one with the most measurements, then with the most tokens."""
+    """Comparable measurements of one text: those of the same sequences.
+
+    Of several such sets, the one with the most measurements, then with the most tokens.
+    """
     sets: dict[tuple[Any, ...], list[Measured]] = {}
     for run, record in group:
         settings, result = record["settings"], record["result"]
@@ -198,7 +203,7 @@ def _measured_alike(group: Sequence[Measured]) -> list[Measured]:
 
 
 def _dots(report: Report, group: Sequence[Measured]) -> Iterator[plots.Dot]:
-    """Figures of one run by different estimators or in different orders have rows of their own."""
+    """Figures of one run by different estimators or in different orders get separate rows."""
     for run, record in group:
         for figure in record["result"]["figures"]:
             if figure["perplexity"] is not None:
@@ -217,7 +222,7 @@ def _row_name(report: Report, group: Sequence[Measured], run: Run, record: Recor
 
 
 def _left_out(report: Report, shown: Sequence[Measured], others: Sequence[Measured]) -> str:
-    """The measurements that a plot does not show because they are of other sequences than the rest."""
+    """The measurements that a plot leaves out because their sequences differ from the others'."""
     if not others:
         return ""
     group = [*shown, *others]
@@ -234,7 +239,7 @@ def _size(record: Record) -> str:
 
 
 def _plot(report: Report, alike: Sequence[Measured], group: Sequence[Measured], name: str) -> Iterator[Plot]:
-    """The figures that can be compared, where there are several of them."""
+    """Comparable figures, if there are several."""
     dots = list(_dots(report, alike))
     if len(dots) < 2:
         return
@@ -251,7 +256,7 @@ def _plot(report: Report, alike: Sequence[Measured], group: Sequence[Measured], 
 
 
 def _other_texts(report: Report, group: Sequence[Measured]) -> Table:
-    """Models against corpora, a row for each model and estimator."""
+    """Models against corpora, a row per model and estimator."""
     column = _columns([record for _, record in group])
     texts: dict[tuple[Any, ...], list[Record]] = {}
     rows: dict[tuple[str, str], dict[tuple[Any, ...], Record]] = {}
@@ -293,8 +298,11 @@ _TOKENIZERS_DIFFER = (
 
 
 def _columns(records: Sequence[Record]) -> Callable[[Record], tuple[Any, ...]]:
-    """What the column of a record is: its text. Models with different tokenizers, which make different tokens
-    of one text, are in one column, unless a text has changed since another was measured on it."""
+    """The column of a record: its text.
+
+    Models with different tokenizers, which make different tokens of one text, share a column, unless a text
+    has changed between measurements.
+    """
     read: dict[tuple[Any, ...], set[tuple[str | None, str]]] = {}
 
     def name(record: Record) -> tuple[Any, ...]:
@@ -322,7 +330,7 @@ def _headings(records: Sequence[Record]) -> list[str]:
 
 
 def _names(record: Record) -> list[str]:
-    """Ever longer names of a text; no other text has the last one."""
+    """Longer and longer names of a text; the last is unique."""
     settings = record["settings"]
     data: str = settings["data"]
     ends = "with" if settings["eos_between_documents"] else "without"

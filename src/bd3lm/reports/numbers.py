@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Formats numbers for readers."""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ SIGNS = {"exact": "", "bound": "≤ ", "neither": "≈ "}  # by what a figure me
 
 
 def with_error(value: float | None, error: float | None, *, sign: str = "") -> str:
-    """A figure ± one standard error, with as many digits as the error makes meaningful."""
+    """A figure ± one standard error, with as many digits as the error justifies."""
     if value is None:
         return f"{sign}∞"
     if not error:
@@ -18,19 +18,22 @@ def with_error(value: float | None, error: float | None, *, sign: str = "") -> s
 
 
 def perplexity_text(figure: Mapping[str, Any]) -> str:
-    """The perplexity of a record's figure: ≤ before a bound, ≈ before what is neither, ± a standard error."""
+    """The perplexity of a record's figure: ≤ before a bound, ≈ before a figure that is neither exact nor a
+    bound, ± standard error."""
     return with_error(figure["perplexity"], figure["perplexity_error"], sign=SIGNS[figure["meaning"]])
 
 
 def bits_text(figure: Mapping[str, Any]) -> str:
-    """The bits per byte of a record's figure, with its sign; a dash where they are not known."""
+    """The bits per byte of a record's figure, with its sign; a dash if they are unknown."""
     bits = figure["bits_per_byte"]
     return "–" if bits is None else SIGNS[figure["meaning"]] + plain(bits)
 
 
 def leaning(lean: float, *, beside: float = 0.0) -> str:
-    """The lean of an order, as the end of a name. It is left out for a uniform order, unless the name stands
-    `beside` one with a lean, for which it could be mistaken."""
+    """The lean of an order, as the end of a label.
+
+    A uniform order needs none, unless the label stands `beside` one with a lean and could be mistaken for it.
+    """
     return f", lean {lean:g}" if lean or beside else ""
 
 
@@ -52,7 +55,7 @@ def capital(text: str) -> str:
 
 
 def chain(counts: tuple[int, ...], start: str | None = None) -> str:
-    """The counts of successive runs as a sum, after a "?" for a start whose own count is not known."""
+    """The counts of successive runs as a sum, after "?" for a start whose count is unknown."""
     return " + ".join([*(["?"] if start is not None else []), *(f"{count:,}" for count in counts)])
 
 

@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing from anywhere: styles, plots and the player are in it."""
+"""A report as one self-contained HTML page, with styles, plots and the player inside."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -24,7 +24,7 @@ class _Token(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Tokens of a block, which starts here; no start is before the first block."""
+    """The tokens of a block that starts here; text before the first block has no start."""
 
     start: int | None
     tokens: list[_Token]
@@ -42,7 +42,7 @@ def _stage(film: Film) -> Iterator[_Group]:
 
 
 def _look(film: Film, place: int, piece: str) -> str:
-    """Given, or thin: too narrow to be seen while it is a mask."""
+    """The class of a token: given, or thin, which is too narrow to be seen while it is a mask."""
     if place < len(film.given) and film.given[place] is not None:
         return "given"
     return "thin" if not piece.strip(" ") or piece.startswith("\n") else ""

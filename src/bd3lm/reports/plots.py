@@ -1,4 +1,4 @@
-"""The plots of a report, as SVG: the same bytes for the same data, readable in grey and on a phone."""
+"""The plots of a report as SVG: the same bytes for the same data, readable in grey and on a phone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from bd3lm.reports.style import (
     name_rows,
 )
 
-_MOST_POINTS = 400  # of a line: more than a page has room for
+_MOST_POINTS = 400  # points per line: more than a page has room for
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The training loss of a run and, where it was measured, the loss on held-out text, over tokens seen."""
+    """The training loss of a run and, if measured, its held-out loss, over tokens seen."""
 
     label: str
     tokens: Sequence[float]
@@ -35,7 +35,7 @@ class Curve:
 
     @property
     def window(self) -> int:
-        """How many logged losses the line is a mean of; where more than one, they are drawn too, faintly."""
+        """How many logged losses the line averages; if more than one, they are also drawn faintly."""
         return max(1, len(self.train) // 25)
 
 
@@ -61,7 +61,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Lengths of a model's texts and of the documents it was trained on."""
+    """Lengths of a model's texts, and of the documents it was trained on."""
 
     label: str
     samples: Sequence[int]
@@ -70,7 +70,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Point:
-    """What writing a text cost, x, and how good it is, y."""
+    """A text's cost, x, and its quality, y."""
 
     label: str
     x: float
@@ -80,9 +80,9 @@ class Point:
 
 
 def training_curves(curves: Sequence[Curve], order: Sequence[str]) -> str:
-    """Loss over tokens: a line for training, smoothed over the faint raw one, marks for held-out text.
+    """Loss over tokens: for training a smoothed line over the faint raw one, for held-out text marks.
 
-    `order` has the labels of all models of the report, so that each looks the same in every plot.
+    `order` has the labels of all models in the report, so each looks the same in every plot.
     """
     labels = [curve.label for curve in curves]
     with figure_in_style("curves", height=3.0 + legend_height(labels)) as (figure, svg):
@@ -104,7 +104,7 @@ def training_curves(curves: Sequence[Curve], order: Sequence[str]) -> str:
                 zorder=3,
                 clip_on=False,
             )
-        # The fall at the start of a long run would leave no room for the differences at its end.
+        # Without a limit, the fall at the start of a long run would hide the differences at its end.
         late = [value for curve in curves for value in curve.train[len(curve.train) // 100 * 5 :]]
         late += [value for curve in curves for value in curve.valid]
         room = 0.05 * (max(late) - min(late) or 1)
@@ -153,7 +153,7 @@ _MEANINGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def perplexities(dots: Sequence[Dot], name: str = "perplexities") -> str:
-    """One row for each model; exact figures and bounds have different marks."""
+    """A row per model; exact figures and bounds have different marks."""
     labels = list(dict.fromkeys(dot.label for dot in dots))
     with figure_in_style(name, height=0.75 + 0.36 * len(labels)) as (figure, svg):
         axes = figure.add_subplot()
@@ -175,7 +175,7 @@ def perplexities(dots: Sequence[Dot], name: str = "perplexities") -> str:
 
 
 def variances(by_run: Mapping[str, Mapping[str, float]], biased: Sequence[str], order: Sequence[str]) -> str:
-    """One row for each way of drawing masks, one mark for each model; biased ways have hollow marks."""
+    """A row per masking rule, a mark per model; biased rules have hollow marks."""
     rules = list(dict.fromkeys(rule for figures in by_run.values() for rule in figures))
     height = 0.6 + 0.23 * len(rules) + legend_height(list(by_run))
     with figure_in_style("variances", height=height) as (figure, svg):
@@ -195,7 +195,7 @@ def variances(by_run: Mapping[str, Mapping[str, float]], biased: Sequence[str], 
 
 
 def length_histograms(found: Sequence[Lengths]) -> str:
-    """Shares of texts by length, one panel for each model, over the documents it was trained on."""
+    """Shares of texts by length, a panel per model, over the documents it was trained on."""
     longest = max(max([*each.samples, *each.training]) for each in found)
     shortest = max(1, min(min([*each.samples, *each.training]) for each in found))
     bins = np.geomspace(shortest, max(longest, shortest + 1) * 1.0001, 25)
@@ -223,12 +223,12 @@ def length_histograms(found: Sequence[Lengths]) -> str:
 
 
 def _histogram(axes: Axes, lengths: Sequence[int], bins: Any, **look: Any) -> None:
-    """Bars whose heights are shares of all."""
+    """Bars whose heights are shares of the total."""
     axes.hist(lengths, bins, weights=np.full(len(lengths), 1 / len(lengths)), **look)
 
 
 def quality_against_cost(points: Sequence[Point], order: Sequence[str], name: str = "judgements") -> str:
-    """Generative perplexity over network evaluations per token; a mark for each model, with its error."""
+    """Generative perplexity over network evaluations per token; a mark per model, with its error."""
     labels = list(dict.fromkeys(point.label for point in points))
     middle = float(np.sqrt(min(point.x for point in points) * max(point.x for point in points)))
     with figure_in_style(name, height=2.8 + legend_height(labels)) as (figure, svg):
@@ -238,7 +238,7 @@ def quality_against_cost(points: Sequence[Point], order: Sequence[str], name: st
             axes.errorbar(
                 point.x, point.y, yerr=point.error, color=colour, marker=marker, markersize=6.5, capsize=2.5
             )
-            side = 1 if point.x <= middle else -1  # inwards, where there is room
+            side = 1 if point.x <= middle else -1  # towards the inside, where there is room
             axes.annotate(
                 readable(point.note),
                 (point.x, point.y),

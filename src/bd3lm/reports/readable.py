@@ -1,13 +1,13 @@
-"""Texts from outside as signs that can be seen, and that every page and file can hold."""
+"""Makes texts from outside displayable in every page and file."""
 
 import unicodedata
 
 _KEPT = "\n\t\u200c\u200d"  # joiners too: some scripts, and some emoji, need them
-_PICTURES = 0x2400  # ␀, and after it the pictures of the other control characters
+_PICTURES = 0x2400  # ␀, followed by the pictures of the other control characters
 
 
 class _Shown(dict[int, str]):
-    """What is shown for each code point, found when it is first met."""
+    """The replacement for each code point, computed when it first occurs."""
 
     def __missing__(self, code: int) -> str:
         self[code] = _shown(code)
@@ -15,9 +15,9 @@ class _Shown(dict[int, str]):
 
 
 def readable(text: str) -> str:
-    """The text with control characters shown, as ␛ or \\x9b, and without invisible ones that turn it around.
+    """Show control characters as ␛ or \\x9b, and drop invisible characters that reorder text.
 
-    What neither XML nor UTF-8 can hold becomes the replacement character.
+    Characters that XML or UTF-8 cannot hold become the replacement character.
     """
     return text.replace("\r\n", "\n").translate(_SHOWN)
 

@@ -1,6 +1,6 @@
-"""What a measurement says, by its kind: a file of another form is refused here, and nowhere else met.
+"""The form of measurements, by kind: a file of another form is refused here, so nothing else has to check.
 
-Only what a report reads is described; whatever else a record has may be anything.
+Only the fields that a report reads are described; other fields may be anything.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from bd3lm.reports.animation import Film
 
 LARGEST = 1e30
-"""Above it a plot has no room for a number, and a table none for its digits."""
+"""The largest number that plots and tables have room for."""
 
 Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)]
@@ -233,7 +233,7 @@ _OF_KIND: Mapping[str, type[_Part]] = {
 
 
 class _Common(_Part):
-    """What records of all kinds have."""
+    """Fields of records of all kinds."""
 
     kind: str
     measured: str
@@ -241,18 +241,18 @@ class _Common(_Part):
 
 
 def check_record(record: Mapping[str, Any], where: str) -> None:
-    """Refuse a record that does not have the form of its kind, and name the first thing that is wrong."""
+    """Refuse a record that does not have the form of its kind, naming the first problem."""
     for form in (_Common, _OF_KIND.get(record["kind"], _Part)):
         try:
             form.model_validate(record)
         except ValidationError as error:
             raise ValueError(
-                f"{where} must be a measurement as bd3lm keeps it, and is not at {_first(error)}"
+                f"{where} must be a measurement as bd3lm stores it, and is not at {_first(error)}"
             ) from None
 
 
 def _first(error: ValidationError) -> str:
-    """The place of the first problem, what it is and, unless the problem says it, what is there."""
+    """The place of the first problem, the problem and, unless it says so itself, the value."""
     found = error.errors(include_url=False)[0]
     said = str(found["ctx"]["error"]) if found["type"] == "value_error" else found["msg"]
     got = "" if found["type"] in ("value_error", "missing") else f", got {found['input']!r:.60}"

@@ -1,6 +1,6 @@
-"""Templates in which every value is text, whatever it holds: none of them can forget to escape it.
+"""Templates that treat every value as text and escape it, so none can forget to.
 
-Only what a template itself says is mark-up, and what a filter says is `Markup`.
+Markup comes only from a template itself, or from a filter that returns `Markup`.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from bd3lm.reports.readable import readable
 
 
 def environment(text: Callable[[str], str] = readable, **filters: Callable[[Any], Any]) -> Environment:
-    """Templates that pass each value through `text` and escape for HTML and XML what is not `Markup` then."""
+    """Templates that pass each value through `text`, then escape it for HTML and XML, except `Markup`."""
 
     def as_text(value: Any) -> str:
         return value if isinstance(value, Markup) else text(str(value))

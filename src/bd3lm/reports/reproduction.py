@@ -1,4 +1,4 @@
-"""How measurements are made again: the commands of records, one for all that were made in the same way."""
+"""The commands that repeat measurements; records measured in the same way share one."""
 
 import shlex
 from collections.abc import Iterable, Mapping
@@ -12,17 +12,17 @@ from bd3lm.reports.document import code
 
 @dataclass(frozen=True)
 class Typed:
-    """The command of a record as it is typed, less the run; a record has it under `command`."""
+    """The command of a record without the run, as typed; a record has it under `command`."""
 
     name: str
     """Such as bd3lm eval."""
     flags: str
     text: str = ""
-    """What follows --data, where that may be several texts; empty for the run's own."""
+    """The values of --data, which takes several texts; empty for the run's own."""
 
 
 def measured_by(measured: Iterable[tuple[Run, Record]]) -> str:
-    """A sentence after others: one command for all runs and texts that were measured in the same way."""
+    """A sentence to append: one command for all runs and texts that were measured in the same way."""
     lines = [code(line) for line in commands(measured)]
     return f" Measured by {', '.join(lines)}." if lines else ""
 
@@ -40,12 +40,12 @@ def commands(measured: Iterable[tuple[Run, Record]]) -> list[str]:
     lines = []
     for (name, flags, together), names in texts.items():
         data = [] if names == [""] else ["--data", *names]
-        # Folders first: --data, which takes several values, would take them for texts.
+        # Folders first: after --data, which takes several values, they would be texts.
         lines.append(" ".join(filter(None, [name, shlex.join([*together, *data]), flags])))
     return lines
 
 
 def unmasking(written: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """A way of unmasking as records have it: its name, and its arguments."""
+    """An unmasking rule in a record: its name and its arguments."""
     values = dict(spelt_out(written))
     return values.pop("kind"), values

@@ -1,4 +1,4 @@
-"""Makes a document of runs. Sections without measurements are left out, and named at the end."""
+"""Builds the document of a report. Sections without measurements are left out and listed at the end."""
 
 import shlex
 from collections.abc import Iterator
@@ -133,7 +133,7 @@ def _missing(report: Report) -> Iterator[Part]:
 
 
 def _is_missed(run: Run, kind: str, *, has_film: bool) -> bool:
-    """Whether a run was not measured in this way, and could be."""
+    """Whether a run lacks a measurement that it could have."""
     match kind:
         case "perplexity":
             return run.has_likelihood and not run.held_out

@@ -1,7 +1,7 @@
-"""How all plots of the house look, and what they are made of.
+"""The style of all plots, and their building blocks.
 
-Text stays text, drawn by the reader's fonts: it can be searched and read aloud, and a plot takes a few
-kilobytes. matplotlib's own font, by which places are computed, is wider than most.
+Text stays text, drawn in the reader's fonts: it can be searched and read aloud, and a plot takes a few
+kilobytes. matplotlib computes positions with its own font, which is wider than most.
 """
 
 import io
@@ -22,11 +22,11 @@ from bd3lm.reports.svg import portable_svg
 
 _DASHES = ("-", (0, (5, 1.6)), (0, (1.2, 1.3)), (0, (5, 1.4, 1.2, 1.4)), (0, (8, 1.6, 3, 1.6)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_WIDTH = 5.2  # inches; a page shows it about 1.5 times as large, a phone as it is
+_WIDTH = 5.2  # inches; a page shows it about 1.5 times as large, a phone at this size
 
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
-    "figure.facecolor": PAPER,  # that of pages; where Markdown is shown on a dark one it stays light
+    "figure.facecolor": PAPER,  # the page's background; dark Markdown viewers still show it light
     "axes.facecolor": "none",
     "font.size": 9,
     "axes.labelsize": 9,
@@ -49,13 +49,13 @@ _STYLE: dict[Any, Any] = {
     "legend.labelcolor": INK,
     "legend.handlelength": 2.6,
     "lines.linewidth": 1.6,
-    "text.parse_math": False,  # a dollar in a name is a dollar
+    "text.parse_math": False,  # a dollar sign in a name is just a dollar sign
 }
 
 
 @contextmanager
 def figure_in_style(name: str, *, height: float) -> Iterator[tuple[Figure, Any]]:
-    """A figure in the house style, and what gives its SVG once it is drawn."""
+    """A figure in this style, and a function that returns its SVG."""
     written = io.StringIO()
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
@@ -66,12 +66,12 @@ def figure_in_style(name: str, *, height: float) -> Iterator[tuple[Figure, Any]]
 
 
 def look(index: int) -> tuple[str, Any, str]:
-    """Colour, dashes and marker of the index-th thing."""
+    """Color, dashes and marker of the index-th model."""
     return COLOURS[index % 7], _DASHES[index % 5], _MARKERS[index % 7]
 
 
 def legend(figure: Figure, labels: Sequence[str], order: Sequence[str], *, marks: bool = False) -> None:
-    """A legend above the plot, where it covers nothing; a single label is named in the caption instead."""
+    """A legend above the plot, where it covers nothing. A single label goes into the caption instead."""
     if len(labels) < 2:
         return
     handles = []
@@ -87,7 +87,7 @@ def _legend_columns(labels: Sequence[str]) -> int:
 
 
 def legend_height(labels: Sequence[str]) -> float:
-    """Room for the legend above a plot, in inches."""
+    """The height of the legend above a plot, in inches."""
     return 0.0 if len(labels) < 2 else 0.18 * -(-len(labels) // _legend_columns(labels))
 
 
@@ -101,7 +101,7 @@ def name_rows(axes: Axes, labels: Sequence[str]) -> None:
 
 
 def logarithmic_if_wide(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> None:
-    """A logarithmic axis where values span more than a factor of five, with ticks in plain numbers."""
+    """A logarithmic axis if values span more than a factor of five, with ticks in plain numbers."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     axes.margins(0.08)
     axes.grid(visible=True, axis=which)

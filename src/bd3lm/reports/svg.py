@@ -1,4 +1,4 @@
-"""Plots as SVG, read as elements and written again, so that no label is taken for a part of the drawing."""
+"""Plots as SVG, parsed and written again, so no label can become part of the drawing."""
 
 import re
 from xml.etree import ElementTree
@@ -23,12 +23,12 @@ def portable_svg(svg: str, name: str) -> str:
 
 
 def inline_svg(svg: str, alt: str) -> str:
-    """An SVG for a page, which knows the namespaces; `alt` says in words what it shows."""
+    """An SVG for an HTML page, which needs no namespaces; `alt` describes it in words."""
     return _written(_elements(svg), {"role": "img", "aria-label": readable(alt)})
 
 
 def _elements(svg: str) -> ElementTree.Element:
-    """All elements and attributes by their names in HTML."""
+    """Rename all elements and attributes to their HTML names."""
     root = ElementTree.fromstring(svg)
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]

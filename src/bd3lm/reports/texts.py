@@ -1,4 +1,4 @@
-"""The parts of a report on what models write: a film, samples, lengths, and another model's judgement."""
+"""The parts of a report about generated texts: an animation, samples, lengths, and a judge's scores."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,8 +22,8 @@ from bd3lm.reports.reproduction import measured_by, unmasking
 
 
 def film_parts(report: Report) -> Iterator[Part]:
-    """One film: that of the model in the box where there is one, else that of the last model that writes in
-    blocks, otherwise the last one there is."""
+    """One film: the box model's if there is one, else that of the last model that writes in blocks, else the
+    last film."""
     if by_box := report.of_kind("box_film"):
         yield _film_by_box(by_box[-1][1])
         return
@@ -40,9 +40,9 @@ def _film_by_box(record: Record) -> Screening:
     film = Film.from_json(result["film"])
     return Screening(
         film,
-        f"Model: not one of those below, which have learned too little to write, but `box`, which comes with "
-        f"bd3lm: {result['title']}, {shortened(result['parameters'])} parameters, trained on the English "
-        f"Wikipedia. {_way_of_film(film)} The text is the first that was drawn. {_sampler(record)}",
+        "Model: `box`, which comes with bd3lm, because the models below have learned too little to write: "
+        f"{result['title']}, {shortened(result['parameters'])} parameters, trained on the English Wikipedia. "
+        f"{_way_of_film(film)} The text is the first that was drawn. {_sampler(record)}",
     )
 
 
@@ -53,7 +53,7 @@ def _way_of_film(film: Film) -> str:
         if len(film.blocks) == 1
         else f"one block of {size} tokens after another"
     )
-    drafts = " A pass writes those drafts of the pass before that are right, and one token more."
+    drafts = " A pass writes the correct drafts of the pass before, plus one more token."
     return (
         f"It writes {'token after token' if size == 1 else blocks}.{drafts if film.has_drafts else ''} A "
         "token that has been uncovered stays as it is."
@@ -68,11 +68,11 @@ def sample_parts(report: Report) -> Iterator[Part]:
     prompted = any(text["given"] for _, record in drawn for text in record["result"]["texts"])
     given = " Each continues the first words of a held-out document, which are set apart." if prompted else ""
     yield Prose(
-        f"These are the first texts that were drawn; none was picked.{given} An evaluation is one pass "
-        "through the network. Nucleus 0.9 (top-p) means that each token is drawn from the most likely ones "
-        "only, which together have a probability of 0.9. `bd3lm sample` draws more."
+        f"These are the first texts drawn, not a selection.{given} An evaluation is one pass through the "
+        "network. Nucleus 0.9 (top-p) means that each token is drawn only from the most likely tokens that "
+        "together have a probability of 0.9. `bd3lm sample` draws more."
     )
-    is_code = any(_is_code(record) for _, record in drawn)  # all in one face, so that they can be compared
+    is_code = any(_is_code(record) for _, record in drawn)  # all as code or none, so they can be compared
     for run, record in drawn:
         if len(report.runs) > 1:
             yield Heading(capital(report.label(run)))
@@ -118,7 +118,7 @@ def _sampler(record: Record) -> str:
 
 
 def length_parts(report: Report) -> Iterator[Part]:
-    """How long the texts are that a model may end itself, beside the documents of its training set."""
+    """The lengths of texts that a model may end itself, compared with the documents of its training set."""
     found = [(run, record) for run in report.runs for record in _largest_lengths(run)]
     if found:
         labels = [report.label(run) + run.other_order(record) for run, record in found]
@@ -127,7 +127,7 @@ def length_parts(report: Report) -> Iterator[Part]:
 
 
 def _largest_lengths(run: Run) -> list[Record]:
-    """The most texts under each law and in each order, the run's own first."""
+    """The record with the most texts for each law and order, the run's own first."""
 
     def way(record: Record) -> tuple[str, float]:
         return run.law_of(record), run.lean_of(record)
@@ -148,9 +148,9 @@ def _length_plot(labels: Sequence[str], results: Sequence[Record], how: str) -> 
         "lengths",
         plots.length_histograms(lengths),
         f"Histograms of lengths of texts. Medians in tokens: {'; '.join(medians)}.",
-        "How long a model's texts are, drawn over the documents it was trained on. A model may end a text "
-        "itself. Texts that were stopped because they repeated themselves or reached the limit are included; "
-        f"the table counts them.{how}",
+        "Lengths of a model's texts, drawn over the lengths of its training documents. A model may end a "
+        "text itself. Texts that were stopped because they repeated themselves or reached the limit are "
+        f"included; the table counts them.{how}",
     )
 
 
@@ -168,7 +168,7 @@ def _length_table(labels: Sequence[str], records: Sequence[Record]) -> Table:
             rows.append([f"training documents, {code(data)}", number, *_statistics(training), "", ""])
     return Table(
         "Lengths in tokens. A text is stopped by eos when the model writes its end token, by entropy when it "
-        "repeats itself, and by length at the limit, where it might have gone on.",
+        "repeats itself, and by length at the limit, where it might have continued.",
         ["texts of", "number", "median", "mean", "90th percentile", "longest", "limit", "stopped"],
         rows,
         text_columns=[7],
@@ -180,7 +180,7 @@ def _statistics(found: Any) -> list[str]:
 
 
 def judgement_parts(report: Report) -> Iterator[Part]:
-    """Generative perplexity, with all that is needed to read it rightly."""
+    """Generative perplexity, with everything needed to interpret it."""
     judged = [(run, record) for run in report.runs for record in _largest_judgements(run)]
     if judged:
         yield from _cost_plots(report, judged)
@@ -188,7 +188,7 @@ def judgement_parts(report: Report) -> Iterator[Part]:
 
 
 def _largest_judgements(run: Run) -> list[Record]:
-    """Among judgements that differ only in the number of texts or in MAUVE, the most informative one."""
+    """Of judgements that differ only in the number of texts or in MAUVE, the most informative one."""
     return largest(
         run.of_kind("judgement"),
         lambda record: (record["result"]["samples"], record["result"]["mauve"] is not None),
@@ -204,7 +204,7 @@ _SAYS_MORE = ("count", "mauve_reference")
 
 
 def _cost_plots(report: Report, judged: Sequence[Measured]) -> Iterator[Plot]:
-    """A plot for each judge and length of texts, since others cannot be compared."""
+    """A plot per judge and length of texts, since others cannot be compared."""
     groups: dict[tuple[str, int], list[plots.Point]] = {}
     for run, record in judged:
         settings, result = record["settings"], record["result"]
@@ -226,14 +226,14 @@ def _cost_plots(report: Report, judged: Sequence[Measured]) -> Iterator[Plot]:
             plots.quality_against_cost(points, report.labels, name),
             f"Generative perplexity of texts of {length:,} tokens under {judge} against evaluations a token: "
             f"{'; '.join(said)}.",
-            f"How much texts of {length:,} tokens surprise another language model, {judge}, against what "
-            "they cost to write. Lower and further left is better. But dull texts surprise nobody, so look "
-            "at the entropy too.",
+            f"How much texts of {length:,} tokens surprise another language model, {judge}, against the cost "
+            "of writing them. Lower and further left is better. Dull texts surprise nobody, so look at the "
+            "entropy too.",
         )
 
 
 def _judgement_table(report: Report, judged: Sequence[Measured]) -> Table:
-    """A row for each judgement; what is the same in all rows may move into the caption."""
+    """A row per judgement; values that are the same in all rows may move into the caption."""
     cells = [_judgement(run, record) for run, record in judged]
     same = [name for name in _FOLDED if len({each[name] for each in cells}) == 1]
     common = "; ".join(f"{name} {cells[0][name]}" for name in same if cells[0][name] != "–")
@@ -274,7 +274,7 @@ def _judgement(run: Run, record: Record) -> dict[str, str]:
 
 
 def _way_of_writing(run: Run, settings: Any) -> list[str]:
-    """How a model wrote: its unmasking rule if it writes in blocks, otherwise in how many steps."""
+    """How a model wrote: its unmasking rule if it writes in blocks, otherwise its number of steps."""
     if run.writes_blocks and settings.get("unmasking") is not None:
         return _rule_in_words(settings["unmasking"])
     if run.writes_in_order:

@@ -1,4 +1,4 @@
-"""The parts of a report on training: the loss, the clip ranges, and how noisy the loss is."""
+"""The parts of a report about training: the loss, the clip ranges, and the variance of the loss."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,8 +9,8 @@ from bd3lm.reports.document import Part, Plot, Prose, Table
 from bd3lm.reports.numbers import with_error
 from bd3lm.reports.reproduction import measured_by
 
-# The ways of drawing masks, by their names in a record, whose loss has an infinite second moment. With a rate
-# of t^p near 0 it is the integral of p²·t^(p − 2), which converges only for p > 1: for the square and the
+# The masking rules, by their names in records, whose loss has an infinite second moment. With a rate of t^p
+# near 0 the moment is the integral of p²·t^(p − 2), which converges only for p > 1: for the square and the
 # cosine schedule (p = 2), but not for these. Counts have finitely many weights.
 NO_FINITE_VARIANCE = (
     *("linear U[0, 1]", "logarithmic", "square root"),
@@ -56,7 +56,7 @@ def _marks(report: Report) -> str:
 
 
 def _orders(report: Report) -> str:
-    """Which models have their training loss and their held-out loss measured in different orders."""
+    """Models whose training loss and held-out loss are measured in different orders."""
     differ = [
         f"{report.label(run)} (line at lean {run.train_lean:g}, marks at lean {run.valid_lean:g})"
         for run in report.runs
@@ -101,14 +101,14 @@ def clip_parts(report: Report) -> Iterator[Part]:
             "clips",
             plots.clip_ranges(bands, report.labels),
             f"Clip ranges over training. Last: {'; '.join(last)}.",
-            f"The range of mask rates that training draws from{whose}: at first that of the recipe, later "
-            "the one whose loss varies least over blocks, which is searched for again as training goes on. "
+            f"The range of mask rates that training draws from{whose}: at first the recipe's range, later "
+            "the range with the least variance of the loss over blocks, found by repeated searches. "
             f"{_LOGGED}",
         )
 
 
 def variance_parts(report: Report) -> Iterator[Part]:
-    """How much the loss varies, for each way of drawing masks."""
+    """The variance of the loss for each masking rule."""
     measured = [
         (run, record)
         for run in report.runs
@@ -153,7 +153,7 @@ def _variance_plot(report: Report, measured: Sequence[Measured], biased: Sequenc
 
 
 def _variance_table(report: Report, measured: Sequence[Measured], biased: Sequence[str]) -> Table:
-    """A row for each way of drawing masks, a column for each model and what of it was measured."""
+    """A row per masking rule, a column per model and measured quantity."""
     columns = [
         (
             f"{report.label(run)}: variance of the {what}",
@@ -183,10 +183,10 @@ def _variance_table(report: Report, measured: Sequence[Measured], biased: Sequen
 
 
 def _variance(row: Mapping[str, Any] | None, what: str) -> str:
-    """A variance ± its error; in a record null stands for one that is not finite."""
+    """A variance ± its error; null in a record means that it is not finite."""
     return "–" if row is None else with_error(row[what], row[f"{what}_error"])
 
 
 def _of(labels: Sequence[str]) -> str:
-    """The label of the only model, since a plot of one model has no legend."""
+    """The label if there is only one model, since a plot of one model has no legend."""
     return f" ({labels[0]})" if len(labels) == 1 else ""

@@ -1,4 +1,4 @@
-"""A report in one sentence: which model predicts held-out text best, and whether that is settled."""
+"""The result of a report in a sentence: which model predicts held-out text best, and how certain that is."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from bd3lm.reports.numbers import capital, perplexity_text
 
 @dataclass(frozen=True)
 class _Standing:
-    """A run and its perplexity on the held-out text: the exact one, where it is known."""
+    """A run and its perplexity on held-out text: the exact one, if it is known."""
 
     run: Run
     figure: Mapping[str, Any]
@@ -34,14 +34,14 @@ class _Standing:
         return self.run.title + self.run.variant
 
     def is_trained_like(self, other: "_Standing") -> bool:
-        """Whether both have read as much, with the training of what they started from."""
+        """Whether both have trained on the same number of tokens, including the models they started from."""
         both = (self.run, other.run)
         return all(run.start is None for run in both) and len({sum(run.tokens) for run in both}) == 1
 
 
 def verdict(report: Report) -> str:
-    """The best model on held-out text beside the best that was trained for as long, if any was; else beside
-    the best of the others. Empty where nothing was measured."""
+    """Compare the best model on held-out text with the best that trained for as long or, if none did, with
+    the best of the others. Empty if nothing was measured."""
     found = _standings(report)
     if not found:
         return ""
@@ -54,7 +54,7 @@ def verdict(report: Report) -> str:
 
 
 def _standings(report: Report) -> list[_Standing]:
-    """One for each run, under its own law and in its own order, of what can be compared."""
+    """The comparable measurements, one per run, under its own law and in its own order."""
     figures: dict[str, list[_Standing]] = {}
     for run, record in held_out_alike(report):
         if run.is_own_way(record):
@@ -76,8 +76,8 @@ def _compared(report: Report, best: _Standing, other: _Standing) -> str:
     mine, its = perplexity_text(best.figure), perplexity_text(other.figure)
     if not other.is_exact:
         words = (
-            f"held-out text has a perplexity of {mine} under {first} and {its} under {second}: the last is "
-            "an upper bound, so which model is better is not known."
+            f"held-out text has a perplexity of {mine} under {first} and {its} under {second}: the second "
+            "figure is an upper bound, so it is not known which model is better."
         )
     elif other.value - best.value <= 2 * math.hypot(best.error, other.error):
         words = f"{first} and {second} predict held-out text about equally well: perplexity {mine} and {its}."
@@ -87,6 +87,6 @@ def _compared(report: Report, best: _Standing, other: _Standing) -> str:
 
 
 def _in_a_sentence(name: str) -> str:
-    """Among other commas, what follows the first of its own stands in brackets."""
+    """Put the part after a label's first comma in brackets, for use among other commas."""
     method, _, more = name.partition(", ")
     return f"{method} ({more})" if more else method

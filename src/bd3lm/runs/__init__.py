@@ -1,1 +1,1 @@
-"""Training runs: what they are as plain values, their checks, and training them, stage by stage."""
+"""Training runs: recipes as plain values, their checks, and training, stage by stage."""

@@ -1,7 +1,7 @@
-"""How a checkpoint is adapted: recipes that start from it, one for each of three outcomes.
+"""Recipes that adapt a checkpoint, one for each of three outcomes.
 
-They are plain values, so that asking for them needs no torch. What they are chosen from is in
-docs/adapting.md, and what of it has not been tuned.
+They are plain values, so they need no torch. docs/adapting.md says how they were chosen, and what has not
+been tuned.
 """
 
 import math
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from bd3lm.runs.recipe import Recipe
 
 OUTCOMES = ("drafter", "joint", "block")
-"""What can become of a checkpoint: it stays as it is and learns to draft beside that; it learns a block law
-too; or it becomes a model of blocks alone."""
+"""What a checkpoint can become: itself with a drafting part, a model with a block law too, or a block model.
+"""
 AIMS = ("hard", "soft", "overlap")
-"""What drafts are to come near, as `bd3lm.models` has it."""
+"""The losses of drafts, as in `bd3lm.models`."""
 DATA = "data/adapt"
-"""Where the presets read tokens, which must be those of the checkpoint."""
+"""Where the presets look for tokens, which must be those of the checkpoint."""
 
 _MOST_CONTEXT = 512
-_TILES = (32, 8)  # kernels take whole ones; the larger, if nearly all of a context can be read so
+_TILES = (32, 8)  # kernels use whole tiles; the larger one, if it covers nearly all of a context
 _NEARLY = 7 / 8
 _SOFT_SHARE = 0.4
 _STEPS = 1000
@@ -35,7 +35,7 @@ _COMMON: Mapping[str, Any] = {
     "data": {"path": DATA, "validation_sequences": 256, "validation_batch": 32},
     "network": {"size": CHECKPOINT, "dropout": 0.0},
     "optimizer": {"betas": [0.9, 0.95], "min_lr_ratio": 0.0, "clip_norm": 1.0},
-    # The rate falls to zero, which averages the weights as well as a mean of them does, and takes no memory.
+    # The learning rate falls to zero, which is as good as averaging the weights and needs no memory.
     "train": {
         "global_batch": 32,
         "ema_decay": 0.0,
@@ -45,24 +45,24 @@ _COMMON: Mapping[str, Any] = {
     },
 }
 _DRAFTER_RATE, _RATE = 5e-4, 5e-5
-# As the recommended presets have it: both copies of complementary masks, each masked token with weight 1.
+# As in the recommended presets: both copies of complementary masks, each masked token with weight 1.
 _MASKS = {"masking": {"kind": "counts", "complementary": True, "weight": "flat"}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """What an adaptation is chosen by; None is what is usual for the outcome."""
+    """The choices of an adaptation; None means the default for the outcome."""
 
     to: str
     steps: int | None = None
-    """Of all stages together."""
+    """All stages together."""
     block_size: int | None = None
     masks: int | None = None
     rank: int | None = None
     aim: str | None = None
-    """Train a drafter in one stage with this aim, in place of soft targets and then the overlap."""
+    """Train a drafter in one stage with this loss, instead of soft targets and then the overlap."""
     most_context: int = _MOST_CONTEXT
-    """What the checkpoint can read at once, where that is less."""
+    """The context of the checkpoint, if that is less."""
 
     def __post_init__(self) -> None:
         if self.to not in OUTCOMES:
@@ -70,7 +70,7 @@ class Choices:
         others, whose = (_OF_BLOCKS, "joint or block") if self.to == "drafter" else (_OF_DRAFTERS, "drafter")
         for name in others:
             if (value := getattr(self, name)) is not None:
-                raise ValueError(f"{_flag(name)} is for --to {whose}, got {value} with --to {self.to}")
+                raise ValueError(f"{_flag(name)} needs --to {whose}, got {value} with --to {self.to}")
         for name in ("steps", "block_size", "masks", "rank"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -80,16 +80,16 @@ class Choices:
         if self._unit > self.most_context:
             what = "--masks" if self.to == "drafter" else "--block-size"
             raise ValueError(
-                f"{what} must be at most the {self.most_context} tokens that the model reads at once, got "
+                f"{what} must be at most the {self.most_context} tokens of the model's context, got "
                 f"{self._unit}"
             )
 
     def stages(self) -> dict[str, dict[str, Any]]:
-        """The recipes by the names of their stages, each of which starts from the one before."""
+        """The recipes by stage; each stage starts from the one before it."""
         found = {"drafter": self._drafter, "joint": self._joint, "block": self._blocks}[self.to]()
         steps = self.steps or _STEPS
         if steps < len(found):
-            raise ValueError(f"--steps must be at least {len(found)}, one for each stage, got {steps}")
+            raise ValueError(f"--steps must be at least {len(found)}, one per stage, got {steps}")
         shares = self._steps(steps, len(found))
         last = list(found)[-1]
         for (name, recipe), its in zip(found.items(), shares, strict=True):
@@ -106,7 +106,7 @@ class Choices:
 
     @property
     def context(self) -> int:
-        """How many tokens are read at once: whole groups of masks or blocks, if possible whole tiles."""
+        """The context of training: whole groups of masks or blocks, and whole tiles if possible."""
         most = self._most
         found = (most - most % math.lcm(self._unit, tile) for tile in _TILES)
         return next((each for each in found if each >= _NEARLY * most), most - most % self._unit)
@@ -143,7 +143,7 @@ class Choices:
         return {ONLY: merge(_in_blocks(self._unit), {"method": method, "objective": {"next_token": 4.0}})}
 
     def _blocks(self) -> dict[str, dict[str, Any]]:
-        """Small blocks first: 2, 4, 8 and so on, up to what is asked for."""
+        """Small blocks first: 2, 4, 8 and so on, up to the final size."""
         sizes = [2**power for power in range(1, self._unit.bit_length()) if 2**power < self._unit]
         sizes = [size for size in sizes if self.context % size == 0] + [self._unit]
         return {ONLY if len(sizes) == 1 else f"blocks{size}": _in_blocks(size) for size in sizes}
@@ -161,26 +161,26 @@ def _flag(name: str) -> str:
 
 
 def check_can_become(model: "LanguageModelConfig", source: str, recipe: "Recipe") -> None:
-    """Refuse a checkpoint of which the outcome of a recipe cannot be made."""
+    """Refuse a checkpoint that cannot become what a recipe makes of it."""
     method = model.method
     if recipe.method.trains_beside:
         if "causal" not in method.laws:
             raise ValueError(
-                "a drafter needs a model that writes token after token, which verifies its drafts, and "
-                f"{source} is {model.title}: --to joint makes one of it"
+                "a drafter needs a model that writes token by token, which verifies its drafts, and "
+                f"{source} is {model.title}; first make a joint model with --to joint"
             )
         rank, theirs = (getattr(each, "additions", 0) for each in (recipe.network, model.network))
         if theirs and rank != theirs:
             raise ValueError(
-                f"--rank must be {theirs}, that of the additions that {source} has already, got {rank}"
+                f"--rank must be {theirs}, the rank of the additions that {source} already has, got {rank}"
             )
     elif model.base is not None:
         raise ValueError(
-            f"{source} has no weights of its own to be trained, only additions to those of "
-            f"{model.base.source}: adapt that, or train the additions further with --to drafter"
+            f"{source} has no weights of its own to train, only additions to the weights of "
+            f"{model.base.source}: adapt that model, or train the additions further with --to drafter"
         )
     elif "causal" not in method.laws and not method.masks_by_rule:
         raise ValueError(
-            f"--to joint and block need an autoregressive model, or one of masked diffusion, and {source} is "
+            f"--to joint and --to block need an autoregressive or masked diffusion model, and {source} is "
             f"{model.title}"
         )

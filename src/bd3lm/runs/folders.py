@@ -1,31 +1,31 @@
-"""What lies in the folder of a run, as far as that is known without torch."""
+"""What is in the folder of a run, as far as that can be told without torch."""
 
 from pathlib import Path
 
 RECIPE_FILE = "recipe.yaml"
 """The resolved recipe of one stage, in its folder."""
 STAGES_FILE = "stages.yaml"
-"""The recipes of all stages of a run with several, by name and in order, including those not begun."""
+"""The recipes of all stages of a run with several, by name and in order, including stages not yet begun."""
 METRICS_FILE = "metrics.csv"
 """The log of a stage."""
 SAMPLES_FILE = "samples.jsonl"
-"""The texts that a stage wrote while it trained, where it was asked to."""
+"""Texts that a stage wrote during training, if requested."""
 CHECKPOINTS = "checkpoints"
-"""The folder of a stage's checkpoints."""
+"""The checkpoints of a stage."""
 
 
 def is_run(out: Path) -> bool:
-    """Whether a folder holds a run, of one stage or of several."""
+    """Whether a folder holds a run, with one stage or several."""
     return (out / RECIPE_FILE).is_file() or (out / STAGES_FILE).is_file()
 
 
 def begun_stages(out: Path) -> list[str]:
-    """The names of the stages in a folder, in no particular order, also where nothing says of which run."""
+    """The names of the stages in a folder, in no particular order, even if no file lists them."""
     return sorted(file.parent.name for file in out.glob(f"*/{RECIPE_FILE}"))
 
 
 def check_not_begun(out: Path) -> None:
-    """Refuse a folder in which a run has got as far as a checkpoint, for whoever begins a new one."""
+    """Refuse a folder whose run already has a checkpoint, for a command that starts a new run."""
     for folder in (out, *(out / name for name in begun_stages(out))):
         if (folder / RECIPE_FILE).exists() and any((folder / CHECKPOINTS).glob("step-*")):
-            raise ValueError(f"{folder} holds a run; give --resume to go on with it, or another --out")
+            raise ValueError(f"{folder} holds a run already; use --resume to continue it, or another --out")

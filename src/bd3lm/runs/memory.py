@@ -1,4 +1,4 @@
-"""How much memory training a network needs at least: what its parameters and the optimizer are."""
+"""The least memory that training a network needs: parameters and optimizer state."""
 
 import math
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from bd3lm.interop.weights import beside_names, parameter_shapes
 from bd3lm.methods import LanguageModelConfig
 
-_BYTES = 4  # of a number, in float32; a GPU computes in bfloat16 from these
+_BYTES = 4  # per number, in float32; a GPU computes in bfloat16 from these
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingMemory:
-    """Numbers that stay as they are, and numbers that learn. What a batch takes comes on top."""
+    """Parameters that stay the same and parameters that are trained. The memory of a batch comes on top."""
 
     frozen: int
     learned: int
@@ -26,7 +26,7 @@ class TrainingMemory:
 
     @property
     def moments(self) -> int:
-        """AdamW's two, of each number that learns."""
+        """The two moments of AdamW for each trained parameter."""
         return 2 * _BYTES * self.learned
 
     @property
@@ -38,13 +38,13 @@ class TrainingMemory:
             f"{name} {_gib(getattr(self, name))}" for name in ("weights", "gradients", "moments")
         )
         return (
-            f"{_gib(self.total)} GiB before activations ({parts}), of {self.frozen + self.learned:,} numbers "
-            f"{self.learned:,} learn"
+            f"{_gib(self.total)} GiB before activations ({parts}); {self.learned:,} of "
+            f"{self.frozen + self.learned:,} parameters are trained"
         )
 
 
 def training_memory(config: LanguageModelConfig) -> TrainingMemory:
-    """That of a model whose weights all learn, or only what it has beside them, as its method has it."""
+    """The memory for a model that trains all weights, or only its additions, depending on the method."""
     sizes = {name: math.prod(shape) for name, shape in parameter_shapes(config.network).items()}
     total = sum(sizes.values())
     learning = beside_names(config.network) if config.trains_beside else sizes.keys()

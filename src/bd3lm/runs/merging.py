@@ -1,4 +1,4 @@
-"""Settings over settings: a file over a preset, flags over both. Plain values, so presets need no torch."""
+"""Merges settings: a file over a preset, flags over both. Plain values, so presets need no torch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,17 +6,19 @@ from typing import Any
 from bd3lm.kinds import spelt_out
 
 ONLY = "run"
-"""The name of the stage of a run that has just one."""
+"""The name of the only stage of a run with one stage."""
 USUAL_NETWORK = "transformer"
-"""The kind of a recipe's network that names none."""
+"""The kind of network in a recipe that names none."""
 CHECKPOINT = "checkpoint"
 """The size of a network that is taken from the checkpoint that training starts from."""
 
 
 def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested dicts, later ones winning. A `kind` that changes drops the options of the kind before, and a
-    method that changes drops those of its training. A network that is to be the checkpoint's drops the shape
-    before."""
+    """Merge nested dicts; later ones win.
+
+    A changed `kind` drops the options of the old kind, a changed method drops its training options, and a
+    network taken from the checkpoint drops the old shape.
+    """
     merged: dict[str, Any] = {}
     for layer in layers:
         if _is_other(_kind(layer.get("method")), _kind(merged.get("method"))):
@@ -34,7 +36,7 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _network_before(before: Any, value: Any) -> Any:
-    """What a network that is said over another leaves of it."""
+    """The part of a network's settings that remains when another network is set over it."""
     if not isinstance(before, Mapping) or not isinstance(value, Mapping):
         return before
     if value.get("size") == CHECKPOINT:
@@ -43,11 +45,11 @@ def _network_before(before: Any, value: Any) -> Any:
 
 
 def _is_other(kind: Any, before: Any) -> bool:
-    """Whether a kind is said, and another than before."""
+    """Whether a kind is given that differs from the one before."""
     return kind is not None and before is not None and kind != before
 
 
 def _kind(value: Any) -> Any:
-    """The kind that is said of a member of a family; None where none is said."""
+    """The kind given for a member of a family; None if none is given."""
     said = spelt_out(value)
     return said.get("kind") if isinstance(said, Mapping) else None

@@ -1,7 +1,7 @@
-"""The network of a recipe: every field of the network's own config, each of which may be left out.
+"""The `network` section of a recipe: every field of the network's own config, all of them optional.
 
-There is no second list of fields: a recipe's section `network` is made from the class of the config that its
-`kind` names, less what the data decides, and with a size by name.
+There is no second list of fields. The section is built from the config class that its `kind` names, without
+the fields that the data determines, plus a named size.
 """
 
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ class NetworkRecipe:
 
     kind: str
     size: str | None
-    """A named size, whose parts the fields below replace; or checkpoint, the network that training starts
-    from, in which little may be another, such as the dropout."""
+    """A named size, which the fields below modify; or checkpoint, the network that training starts from, in
+    which only a few fields may change, such as the dropout."""
 
     def __post_init__(self) -> None:
         sizes = (*self.config_class.sizes, CHECKPOINT)
@@ -39,29 +39,29 @@ class NetworkRecipe:
         beside = [name for name in self.shape if name not in free]
         if self.is_checkpoints and beside:
             raise ValueError(
-                f"size {CHECKPOINT} takes the shape from the checkpoint, beside which only "
-                f"{', '.join(sorted(free)) or 'nothing'} may be given, got {', '.join(beside)}"
+                f"size {CHECKPOINT} takes the shape from the checkpoint; only "
+                f"{', '.join(sorted(free)) or 'no field'} may be given with it, got {', '.join(beside)}"
             )
 
     @property
     def is_checkpoints(self) -> bool:
-        """Whether it is the network of the checkpoint that training starts from, whatever that is."""
+        """Whether it is the network of the checkpoint that training starts from."""
         return self.size == CHECKPOINT
 
     @property
     def shape(self) -> dict[str, Any]:
-        """The fields of the network's config that are given: they replace parts of the size."""
+        """The given fields of the network's config; they replace parts of the size."""
         names = (each.name for each in fields(self) if each.name not in _OWN)
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     @property
     def initialised_as(self) -> str | None:
-        """How the first weights are drawn, where there is a choice."""
+        """How the first weights are drawn, if there is a choice."""
         return getattr(self, "initialisation", None)
 
     @property
     def resolved(self) -> dict[str, Any]:
-        """All that it says, as plain values, the size by what it stands for."""
+        """All settings as plain values, with the size spelled out."""
         usual = {
             each.name: each.default for each in _fields(self.config_class) if each.default is not MISSING
         }
@@ -70,9 +70,9 @@ class NetworkRecipe:
         return found
 
     def config(self, *, vocab_size: int, context: int) -> NetworkConfig:
-        """The network's config, for some data; a ValueError says what no network can be."""
+        """The network's config for some data; a ValueError says why no network can have it."""
         if self.is_checkpoints:
-            raise ValueError(f"network.size {CHECKPOINT} has no shape before the checkpoint was looked at")
+            raise ValueError(f"network.size {CHECKPOINT} has no shape until the checkpoint has been read")
         given = {**self.config_class.sizes.get(self.size or "", {}), **self.shape}
         needed = [each.name for each in _fields(self.config_class) if _is_required(each)]
         if missing := [name for name in needed if name not in given]:
@@ -84,11 +84,11 @@ class NetworkRecipe:
 
     @classmethod
     def of(cls, config: NetworkConfig, initialisation: str | None = None) -> "NetworkRecipe":
-        """The recipe of a network that is there, with what differs from the default in full."""
+        """The recipe of an existing network, with everything that differs from the defaults."""
         kind = recipe_class(type(config))
         try:
             usual: Any = kind().config(vocab_size=config.vocab_size, context=config.context)
-        except ValueError:  # some field has no default
+        except ValueError:  # a field without a default
             usual = None
         given = {each.name: getattr(config, each.name) for each in _fields(type(config))}
         given = {
@@ -97,13 +97,13 @@ class NetworkRecipe:
         return kind(**given, **({} if initialisation is None else {"initialisation": initialisation}))
 
     def from_checkpoint(self, config: NetworkConfig) -> "NetworkRecipe":
-        """The network of a checkpoint, with what may be given beside it."""
+        """The network of a checkpoint, with the fields that may be given for it."""
         found = self.of(config)
         given = {name: value for name, value in self.shape.items() if hasattr(found, name)}
         return type(found)(**{**_said(found), **given})
 
     def like(self, before: "NetworkRecipe") -> Self | "NetworkRecipe":
-        """The network of the stage before, where this one's is that of its checkpoint."""
+        """The network of the stage before, if this stage takes the network of its checkpoint."""
         if not self.is_checkpoints:
             return self
         given = {name: value for name, value in self.shape.items() if hasattr(before, name)}
@@ -111,31 +111,31 @@ class NetworkRecipe:
 
 
 def network_to_dict(recipe: NetworkRecipe) -> dict[str, Any]:
-    """Plain values, without what is not given."""
+    """Plain values, without fields that are not given."""
     return {name: value for name, value in plain(recipe).items() if value is not None}
 
 
 def network_class(network: object) -> type[NetworkRecipe] | None:
-    """The recipe's section for what is said of a network; None where its kind is none that can be used."""
+    """The recipe's section for these settings; None if their kind is invalid."""
     kind = network.get("kind", USUAL_NETWORK) if isinstance(network, Mapping) else USUAL_NETWORK
     member = NetworkConfig.members().get(kind) if isinstance(kind, str) else None
     return None if member is None or why_unusable(member) is not None else recipe_class(member)
 
 
 def usual_network() -> NetworkRecipe:
-    """The network of a recipe that says nothing of it."""
+    """The network of a recipe that has no settings for it."""
     return recipe_class(NetworkConfig.members()[USUAL_NETWORK])()
 
 
 def every_network_class() -> list[type[NetworkRecipe]]:
-    """The section for each kind of network that there is."""
+    """The section for each kind of network."""
     usable = (each for each in NetworkConfig.members().values() if why_unusable(each) is None)
     return [recipe_class(each) for each in usable]
 
 
 @cache
 def recipe_class(config: type[NetworkConfig]) -> Any:
-    """The section `network` of recipes for one class of configs."""
+    """The `network` section of recipes for one config class."""
     hints, one_of = get_type_hints(config), cast("Any", Literal)
     own: list[tuple[str, Any, Any]] = [
         ("kind", one_of[config.kind], field(default=config.kind)),

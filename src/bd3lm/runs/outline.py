@@ -1,4 +1,4 @@
-"""What of a recipe can be checked before torch is loaded: all but the method and the network."""
+"""Checks a recipe before torch is loaded: everything but the method and the network."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ _OF_MODELS = ("method", "objective", "network", "plugins")
 
 @dataclass(frozen=True, kw_only=True)
 class Outline:
-    """The fields of a `Recipe`, those of its method and its network not looked into."""
+    """The fields of a `Recipe`, with its method and network unchecked."""
 
     train: TrainSettings
     method: Any
@@ -47,14 +47,14 @@ def check_outline(
     start_from: str | None = None,
     reads_data: bool,
 ) -> None:
-    """Refuse flags over the stages that `where` names, such as a preset's, that are wrong whatever the model
-    is, and data that is not there.
+    """Refuse flags that are wrong whatever the model is, and data that does not exist.
 
-    Where a flag or the file sets something of the model nothing is said: then only the recipe itself can say
-    all that is wrong at once. `reads_data` says whether the data has to be there.
+    `where` names the stages that the flags modify, such as a preset's. If a flag or the file sets something
+    of the model, nothing is checked here: then only the full recipe can report all mistakes at once.
+    `reads_data` says whether the data must exist.
     """
     if config is not None and config.exists() and not config.is_file():
-        return  # a pipe can be read once, for the recipe itself
+        return  # a pipe can be read only once, by the recipe itself
     layers = [read_settings(config)] if config is not None else []
     layers.append(parse_flags(words, partial(types_in, Outline)))
     if any(_touches_model(layer, [stage.name for stage in stages]) for layer in layers):
@@ -65,7 +65,7 @@ def check_outline(
     except SettingsError as error:
         if all("." in key for key in error.unknown_keys):
             raise
-        return  # a key that may be one of the model's own, which the recipe knows
+        return  # the key may belong to the model, which the full recipe checks
     for _, outline in found:
         if reads_data and outline.data.path != BUILTIN:
             check_data(outline.data.path)

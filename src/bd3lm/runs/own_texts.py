@@ -1,8 +1,8 @@
-"""Texts that a checkpoint writes itself, to be trained on: from prompts, each by a seed of its own.
+"""Texts that a checkpoint writes for its own training, from prompts, each with its own seed.
 
-They are lines of JSON, with the token ids as they were written. The first line says by what: the weights, the
-prompts, how many and how. An interrupted writing goes on with the texts that lack. Since each depends on its
-own prompt and seed alone, the file is in the end the same, byte for byte.
+The file holds lines of JSON with the token ids as they were written. Its first line names the weights, the
+prompts, the number of texts and the settings. After an interruption, only missing texts are written. Each
+text depends only on its own prompt and seed, so the finished file is always the same, byte for byte.
 """
 
 import json
@@ -29,20 +29,20 @@ _INSTRUCTIONS, _BEGINNINGS = "instructions.txt", "beginnings.txt"
 
 @dataclass(frozen=True, kw_only=True)
 class Writing:
-    """How many texts, and how they are written."""
+    """How many texts to write, and how."""
 
     texts: int
     length: int
-    """Tokens that a text may have, its prompt included."""
+    """Most tokens of a text, its prompt included."""
     temperature: float = 1.0
     top_p: float = 1.0
     seed: int = 0
     batch_size: int = 64
-    """Texts side by side, which changes none of them."""
+    """Texts written in parallel; it changes none of them."""
 
     def __post_init__(self) -> None:
         if self.texts < 2:
-            raise ValueError(f"texts must be at least 2, of which one is held out, got {self.texts}")
+            raise ValueError(f"texts must be at least 2, since one is held out, got {self.texts}")
 
     @property
     def settings(self) -> Settings:
@@ -55,13 +55,13 @@ class Writing:
 
 
 def builtin_prompts(*, chat: bool) -> list[str]:
-    """Prompts that come with this package: what one may ask an assistant, or how texts may begin."""
+    """Prompts that come with this package: questions to an assistant, or beginnings of texts."""
     file = files("bd3lm.runs").joinpath("prompts", _INSTRUCTIONS if chat else _BEGINNINGS)
     return [line for line in file.read_text(encoding="utf-8").splitlines() if line]
 
 
 class OwnTexts(Corpus):
-    """The texts in a file that is complete; the last of them are held out."""
+    """The texts in a complete file; the last ones are held out."""
 
     name = "own texts"
     splits = ("train", "valid")
@@ -101,7 +101,7 @@ class OwnTexts(Corpus):
 
 
 class Author:
-    """Writes the texts of a file: those that it does not hold yet."""
+    """Writes the missing texts of a file."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Author:
         }
 
     def _as_model_takes(self, texts: Sequence[str]) -> list[Any]:
-        """Each as one message of a conversation, where the model has a template for these."""
+        """Each prompt as the single message of a conversation, if the model has a chat template."""
         tokenizer, template = self.model.tokenizer, self._template
         if tokenizer is None or template is None:
             return list(texts)
@@ -153,10 +153,10 @@ class Author:
         return [index for index in range(self.writing.texts) if index not in written]
 
     def write(self) -> Iterator[None]:
-        """Write what is left, a step a text; at the end the file is there."""
+        """Write the missing texts, yielding after each; at the end the file has its final name."""
         if self.path.is_file():
             return
-        events = self._events()  # which refuses prompts that are too long, before anything is written
+        events = self._events()  # refuses prompts that are too long, before anything is written
         make_folder(self.path.parent)
         with self._partial.open("a+b") as file, only_writer(self._partial):
             self._mend(file)
@@ -169,7 +169,7 @@ class Author:
             self._finish(file)
 
     def _mend(self, file: BinaryIO) -> None:
-        """Drop a line that was cut off, and begin a file that holds no text."""
+        """Drop a torn last line, and start a file that holds no text."""
         file.seek(0)
         whole = [len(line) for line in file if line.endswith(b"\n")]
         file.truncate(sum(whole) if len(whole) > 1 else 0)
@@ -194,7 +194,7 @@ class Author:
         }
 
     def _finish(self, file: BinaryIO) -> None:
-        """The texts in their order, whatever the order in which they came, under the file's own name."""
+        """Sort the texts, which came in any order, and give the file its name."""
         file.seek(0)
         places: dict[int, int] = {}
         place = len(file.readline())
@@ -214,7 +214,7 @@ class Author:
             differences = "; ".join(
                 f"{name} {head.get(name)!r:.20}, not {self._head[name]!r:.20}" for name in changed
             )
-            raise ValueError(f"{path} holds texts of another writing ({differences}): give another --out")
+            raise ValueError(f"{path} holds texts with other settings ({differences}): use another --out")
 
 
 def _line(values: dict[str, Any]) -> bytes:
@@ -231,7 +231,7 @@ def _head(line: bytes, path: Path) -> dict[str, Any]:
 def _text(line: bytes, path: Path) -> dict[str, Any]:
     text = _values(line)
     if not isinstance(text.get("index"), int) or not isinstance(text.get("tokens"), list):
-        raise ValueError(f"{path} must hold a text a line, with its index and tokens, got {line[:80]!r}")
+        raise ValueError(f"{path} must hold one text per line, with its index and tokens, got {line[:80]!r}")
     return text
 
 

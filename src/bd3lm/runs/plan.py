@@ -1,4 +1,4 @@
-"""From a recipe to a run: a plan, which has been checked as a whole, and what it builds."""
+"""From a recipe to a run: a plan, checked as a whole, and the objects it builds."""
 
 import sys
 from collections.abc import Callable
@@ -56,13 +56,13 @@ from bd3lm.training import (
 )
 from bd3lm.training.trainer import rank_rows
 
-_BYTES_OF_A_WEIGHT = 4 * 4  # it, its gradient and AdamW's two moments, in float32
+_BYTES_OF_A_WEIGHT = 4 * 4  # parameter, gradient and AdamW's two moments, in float32
 _BYTES_OF_A_FROZEN_WEIGHT = 4
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run ready to start, and what is needed to release its model."""
+    """A run ready to start, and everything needed to release its model."""
 
     trainer: Trainer
     config: LanguageModelConfig
@@ -70,15 +70,15 @@ class Run:
     held_out: HeldOut
     out: Path
     nothing_held_out: str | None = None
-    """Why there is nothing to validate on; None where there is something."""
+    """Why there is nothing to validate on; None if there is something."""
 
     @property
     def tokenizer(self) -> Tokenizer:
         return self.shards.tokenizer
 
     def export(self) -> Path:
-        """Write the EMA weights, config and tokenizer to out/model, in this project's format: of what only
-        adds to a model, what it adds."""
+        """Write the EMA weights, config and tokenizer to out/model, in the native format. If the model is an
+        addition to another, only the additions are written."""
         engine, average = self.trainer.engine, self.trainer.ema.tensors()
         folder = self.out / interop.RUN_MODEL
 
@@ -90,14 +90,14 @@ class Run:
             interop.save_tensors(tensors, self.config, folder)
             self.tokenizer.save(folder)
 
-        engine.with_whole(average, write)  # no process holds more than one tensor whole
+        engine.with_whole(average, write)  # each process holds at most one whole tensor
         engine.barrier()
         return folder
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """The text of a run, and what reads it."""
+    """The text of a run, and its tokenizer."""
 
     shards: TokenShards
     config: LanguageModelConfig
@@ -109,7 +109,7 @@ class _Reading:
 
     @classmethod
     def of(cls, recipe: Recipe, shards: TokenShards, engine: Engine) -> "_Reading":
-        """All of it, checked against the recipe."""
+        """All data of the run, checked against the recipe."""
         shards.check(partial(say, to=sys.stderr) if engine.is_main else lambda line: None)
         config = _config(recipe, _Tokens.of(shards))
         objective = _objective(recipe, config)
@@ -131,7 +131,7 @@ class _Reading:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that has been checked: what can be known before its network and its text are there."""
+    """A checked run: everything known before its network and its text exist."""
 
     recipe: Recipe
     out: Path
@@ -143,14 +143,15 @@ class Plan:
     def build(
         self, *, data_folder: Path | None = None, console: Console | None = None, label: str = "training"
     ) -> Run:
-        """The run, ready to start. The built-in corpus goes to `data_folder`, by default the run's own."""
+        """Build the run. The built-in corpus goes to `data_folder`, by default the run's own folder."""
         recipe, engine = self.recipe, self.engine
         reading = self.reading
         if reading is None:
             shards = prepare_builtin(recipe.data, data_folder or self.out / "data", engine)
             reading = _Reading.of(recipe, shards, engine)
         config, shards = reading.config, reading.shards
-        # A run that has a checkpoint goes on from it, and needs what it started from only if it adds to it.
+        # A run with a checkpoint continues from it; it needs its start only if it is an addition to that
+        # model.
         going_on = self.store.latest() is not None and not config.trains_beside
         start_from = None if going_on else recipe.start_from
         if start_from is not None and config.trains_beside:
@@ -173,7 +174,7 @@ class Plan:
             validators=[*reading.validators, *samples],
             callbacks=[
                 CsvLog(self.out / METRICS_FILE),
-                *trackers,  # one that cannot work says so before there is a bar
+                *trackers,  # one that cannot work is reported before there is a progress bar
                 ProgressBar(console, description=label),
             ],
             run_state={
@@ -197,7 +198,7 @@ class Plan:
 def plan_run(
     recipe: Recipe, out: Path, *, engine: Engine | None = None, before: Recipe | None = None
 ) -> Plan:
-    """Check a run that is to write under `out`, before anything is trained for it: mistakes cost hours.
+    """Check a run that will write to `out` before anything is trained for it: late errors cost hours.
 
     A stage that starts from the model of `before` must have its network and its tokenizer.
     """
@@ -206,7 +207,7 @@ def plan_run(
         what = (
             f"method.kind {recipe.method.kind}" if recipe.method.trains_beside else "network.additions_at all"
         )
-        raise ValueError(f"{what} adds to a model: give --from MODEL, or start_from")
+        raise ValueError(f"{what} adds to a model: give --from MODEL, or set start_from")
     rank_rows(recipe.train, engine)
     check_trackers(recipe, engine)
     store = open_store(recipe, out)
@@ -224,21 +225,21 @@ def plan_run(
         )
     if shards is not None:
         reading = _Reading.of(recipe, shards, engine)
-        sample_texts(recipe, reading.config, shards.tokenizer, out)  # which finds out whether prompts fit
+        sample_texts(recipe, reading.config, shards.tokenizer, out)  # checks that the prompts fit
         return Plan(recipe, out, engine, store, reading)
-    # The tokenizer of built-in text is trained later. Its size is known, and its mask the last token.
+    # The tokenizer of the built-in text is trained later. Its size is known, and its mask is the last token.
     _objective(recipe, _config(recipe, _Tokens.builtin(recipe.data)))
     return Plan(recipe, out, engine, store, None)
 
 
 def _only_adds(recipe: Recipe) -> bool:
-    """Whether a run trains only what a network has beside the weights of another."""
+    """Whether a run trains only additions to the weights of another model."""
     return recipe.method.trains_beside or _shape(recipe, _Tokens(2, 1)).adds_everywhere
 
 
 def _require_room(recipe: Recipe, engine: Engine) -> None:
-    """Refuse a network whose weights, gradients and both moments cannot be held, before any is made."""
-    numbers = _shape(recipe, _Tokens(2, 1)).parameters  # the vocabulary is known later, and matters less
+    """Refuse a network whose weights, gradients and moments do not fit in memory, before it is created."""
+    numbers = _shape(recipe, _Tokens(2, 1)).parameters  # the vocabulary is known later, and is a small part
     share = numbers // engine.world if engine.parallel == "fsdp" else numbers
     bytes_of_each = _BYTES_OF_A_FROZEN_WEIGHT if _only_adds(recipe) else _BYTES_OF_A_WEIGHT
     require_room(share * bytes_of_each, engine.device, what=f"training a network of {numbers:,} parameters")
@@ -259,7 +260,7 @@ def _stream(recipe: Recipe, shards: TokenShards) -> BatchStream:
 
 
 def prepare_builtin(recipe: DataRecipe, folder: Path, engine: Engine) -> TokenShards:
-    """The built-in corpus in a folder, where one process prepares it unless it is there."""
+    """The built-in corpus in a folder; one process prepares it if it is missing."""
     if engine.is_main and not _is_prepared(recipe, folder):
         corpus = PydocCorpus()
         tokenizer = train_bpe(corpus.documents("train"), recipe.builtin_vocabulary)
@@ -269,7 +270,7 @@ def prepare_builtin(recipe: DataRecipe, folder: Path, engine: Engine) -> TokenSh
 
 
 def _is_prepared(recipe: DataRecipe, folder: Path) -> bool:
-    """Whether all of it is there; what is damaged or was interrupted is made again."""
+    """Whether all of it exists; damaged or interrupted data is prepared again."""
     try:
         shards = TokenShards(folder)
         shards.check()
@@ -279,15 +280,15 @@ def _is_prepared(recipe: DataRecipe, folder: Path) -> bool:
 
 
 def run_data(recipe: DataRecipe, run: Path) -> TokenShards:
-    """The text that a run, or a stage of one, was trained on. Nothing is prepared again."""
+    """The data that a run, or one stage, was trained on. Nothing is prepared again."""
     if recipe.path != BUILTIN:
         return open_shards(recipe.path)
     for place in (run / "data", run.parent / "data"):
         if (place / META_FILE).is_file():
             return TokenShards(place)
     raise ValueError(
-        f"{run} was trained on the built-in corpus, whose tokens must lie in {run / 'data'} or beside it, "
-        "got neither: say what to read with --data"
+        f"{run} was trained on the built-in corpus, whose tokens must be in {run / 'data'} or next to it, "
+        "got neither: name the data with --data"
     )
 
 
@@ -298,7 +299,7 @@ def open_shards(path: str) -> TokenShards:
 
 
 def _beside(config: LanguageModelConfig, start_from: str) -> LanguageModelConfig:
-    """The config of what is trained beside a model: it says which, and reads as much at once as that does."""
+    """The config of an addition to a model: it names that model, and has the same context."""
     path = interop.resolve(start_from)
     theirs = interop.config_of(path)
     network = replace(config.network, context=theirs.network.context)
@@ -321,32 +322,32 @@ class _Tokens(NamedTuple):
 
 
 def _config(recipe: Recipe, tokens: _Tokens) -> LanguageModelConfig:
-    """What the checkpoints of a run are released with."""
+    """What the model of a run is released with."""
     network = _shape(recipe, tokens)
     method = recipe.method.after(recipe.objective)
     return LanguageModelConfig(network=network, method=method, mask_id=tokens.mask_id)
 
 
 def _objective(recipe: Recipe, config: LanguageModelConfig) -> Objective:
-    """What a run is trained with; options that do not fit together are refused."""
+    """The objective of a run; options that do not fit together are refused."""
     return recipe.method.objective(recipe.objective, config.frame)
 
 
 def _shape(recipe: Recipe, tokens: _Tokens) -> NetworkConfig:
-    """The network for some data: it predicts all of its tokens, or all but a mask that it reads apart."""
+    """The network for some data: it predicts all tokens, or all but a mask token with a vector of its own."""
     context = recipe.data.reads
     shape = recipe.network.config(vocab_size=tokens.number, context=context)
     apart = shape.input_vocab_size - tokens.number
     if apart and tokens.mask_id != tokens.number - 1:
         raise ValueError(
-            "network.mask_vector is for data whose mask is the last of its tokens, got the mask "
-            f"{tokens.mask_id} of {tokens.number:,}"
+            f"network.mask_vector needs data whose mask is its last token, got the mask {tokens.mask_id} of "
+            f"{tokens.number:,} tokens"
         )
     return recipe.network.config(vocab_size=tokens.number - apart, context=context) if apart else shape
 
 
 def with_network_of_start(recipe: Recipe) -> Recipe:
-    """The recipe with the shape of the checkpoint that it starts from, where its network's size is that."""
+    """The recipe with the shape of the checkpoint it starts from, if its network's size is `checkpoint`."""
     if not recipe.network.is_checkpoints:
         return recipe
     source = recipe.start_from
@@ -360,8 +361,8 @@ def with_network_of_start(recipe: Recipe) -> Recipe:
     if recipe.data.reads > theirs.context:
         name = "data.context" if recipe.data.most_context is None else "data.most_context"
         raise ValueError(
-            f"{name} must be at most the {theirs.context:,} of {source}, from which the network is "
-            f"taken, got {recipe.data.reads:,}"
+            f"{name} must be at most the context of {source}, {theirs.context:,}, whose network is used, got "
+            f"{recipe.data.reads:,}"
         )
     if recipe.data.path != BUILTIN:
         shards = open_shards(recipe.data.path)
@@ -374,15 +375,15 @@ def with_network_of_start(recipe: Recipe) -> Recipe:
 
 
 def check_start(recipe: Recipe, source: str, *, reads: bool) -> None:
-    """Refuse a recipe that cannot start from a model, before its text is there unless it `reads` that now."""
+    """Refuse a recipe that cannot start from a model; the text is checked too if it `reads` it now."""
     path = interop.resolve(source)
     if interop.config_of(path).base is not None:
-        interop.load(path)  # which finds out whether that is still what it adds to
+        interop.load(path)  # checks that its base model has not changed
     _started(recipe, source, reads=reads)
 
 
 def memory_of(recipe: Recipe, source: str) -> TrainingMemory:
-    """The memory that it takes to train by a recipe, starting from a model."""
+    """The memory that training with a recipe needs, starting from a model."""
     theirs = interop.config_of(source)
     found = _started(recipe, source, reads=False)
     network = found.network.config(vocab_size=theirs.network.vocab_size, context=found.data.reads)
@@ -395,16 +396,16 @@ def _started(recipe: Recipe, source: str, *, reads: bool) -> Recipe:
 
 
 def _reading(network: NetworkConfig, tokens: _Tokens, source: str) -> NetworkConfig:
-    """A checkpoint's network as it reads the tokens of some data: with a mask of its own, where the data has
-    one more token, its mask."""
+    """A checkpoint's network for the tokens of some data: with a mask vector of its own if the data has one
+    more token, its mask."""
     known = network.input_vocab_size
     if tokens.number == known:
         return network
     if tokens == (network.vocab_size + 1, network.vocab_size):
         return network.with_mask_apart()
     raise ValueError(
-        f"start_from must be of a model that reads the {tokens.number:,} tokens of the data, or all but its "
-        f"mask where that is the last, got {source}, which reads {known:,}"
+        f"start_from must be a model that reads the {tokens.number:,} tokens of the data, or all but its "
+        f"mask if that is the last, got {source}, which reads {known:,}"
     )
 
 
@@ -416,8 +417,8 @@ def _validators(
         measured = trackers.gradient_variance_batches or trackers.nelbo_variance_batches
         if search is not None or measured or trackers.sample_texts:
             raise ValueError(
-                f"{nothing_held_out}, and the clip search, the variance trackers and sample texts need a "
-                "sequence to validate on; prepare the data with --held-out"
+                f"{nothing_held_out}; the clip search, the variance trackers and sample texts need at least "
+                "one sequence to validate on: prepare the data with --held-out"
             )
         return []
     judge = recipe.method.validation(recipe.objective, config.frame)

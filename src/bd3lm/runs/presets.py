@@ -1,7 +1,8 @@
-"""Named runs: the paper's, the experiments', the demo's.
+"""Named recipes: the paper's, the experiments', the demo's.
 
-A preset is one or more stages, each a recipe that starts from the stage before it. The paper trains a block
-diffusion model in two: at L' = L first, then at L' with the clip range searched (Suppl. C.3).
+A preset has one or more stages, and each stage is a recipe that starts from the stage before it. The paper
+trains block diffusion in two stages: at L' = L first, then at L' with a search of the clip range (Suppl.
+C.3).
 """
 
 from collections.abc import Mapping
@@ -40,17 +41,17 @@ DATA: Mapping[str, str] = MappingProxyType(
         "data/box": "`bd3lm data prepare ARTICLES data/box --tokenizer box`, where ARTICLES is such text",
     }
 )
-"""How to make the folders of tokens that presets read. None comes with this package."""
+"""How to prepare the token folders that presets read; this package includes none of them."""
 
 
 def how_to_prepare(path: str) -> str:
-    """The command that makes a folder of tokens, as far as it is known."""
+    """The command that prepares a token folder, as far as it is known."""
     return DATA.get(path, f"`bd3lm data prepare SOURCE {path}`")
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A recipe, as plain values, and the name of its folder in the run's."""
+    """A recipe as plain values, and the name of its folder in the run."""
 
     name: str
     recipe: Mapping[str, Any]
@@ -58,19 +59,19 @@ class Stage:
 
 @dataclass(frozen=True)
 class Preset:
-    """A named run."""
+    """A named recipe, of one stage or several."""
 
     description: str
     stages: tuple[Stage, ...]
     report: bool = False
-    """Small enough to be measured as soon as it is trained: `bd3lm train` then writes a report."""
+    """Small enough to be measured right after training: `bd3lm train` then writes a report."""
 
 
 def preset(name: str) -> Preset:
     """A preset by name."""
     if name not in PRESETS:
         hint = did_you_mean(name, PRESETS) or "."
-        raise ValueError(f"there is no preset {name!r}{hint} `bd3lm presets` lists those there are")
+        raise ValueError(f"there is no preset {name!r}{hint} `bd3lm presets` lists the presets")
     return PRESETS[name]
 
 
@@ -81,12 +82,12 @@ _SEARCHED = {
     "method": {"kind": "block_diffusion"},
     "objective": {"masking": {"kind": "clipped", "redraw": True, "search": {}}},
 }
-# The baselines are told the time, as their authors' networks are.
+# The baselines see the noise level, as their authors' networks do.
 _TIMED = {"network": {"adaln": True, "time_conditioning": True}}
 _SEDD = merge(_TIMED, {"method": {"kind": "score_entropy"}})
 _D3PM = merge(_TIMED, {"method": {"kind": "d3pm", "steps": 1000}})
 _SSD_LM = merge(_TIMED, {"method": {"kind": "simplex", "block_size": 25}})
-# The case study of single tokens (section 4.2): the four ways to train that its figure compares.
+# The case study of single tokens (section 4.2): the four ways of training in its figure.
 _CASES: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "ar-random-batch": (
         {"method": {"kind": "autoregressive"}, "objective": {"random_batch": True}},
@@ -111,10 +112,10 @@ _NEXT_TOKEN = {
 _PREVIOUS_TOKEN = {"method": {"kind": "block_diffusion", "previous_token": True}}
 
 
-# The best of the ways to train blocks in docs/results.md, in uniform order and in those that lean: from a
-# model that was autoregressive for a quarter of the steps, two complementary copies of masks by count with
-# weight 1 for every masked token, four times the next-token loss, the token before masked ones shown, tied
-# embeddings in both stages, texts in an order that leans to the left. Compared at 33 M tokens.
+# The best way to train blocks in docs/results.md, in uniform and in leaning orders: start from a model
+# trained autoregressively for a quarter of the steps; two complementary copies of masks by count with weight
+# 1 for each masked token; four times the next-token loss; the token before masked ones shown; tied embeddings
+# in both stages; text in an order that leans to the left. Compared at 33 M tokens.
 _TIED = {"network": {"tied": True}}
 _RECOMMENDED = merge(
     _NEXT_TOKEN,
@@ -129,7 +130,7 @@ _RECOMMENDED = merge(
     },
 )
 _MEASURED = (("wikipedia", 4), ("wikipedia", 16))
-# For a stage that another one follows.
+# For a stage that another stage follows.
 _AT_FULL_RATE = {"optimizer": {"decay": "constant", "decay_steps": None}}
 
 
@@ -143,7 +144,7 @@ def _block(size: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Corpus:
-    """What the presets of a corpus have in common; `pretraining` and `tuning` are the paper's two stages."""
+    """What the presets of a corpus share; `pretraining` and `tuning` are the paper's two stages."""
 
     common: Mapping[str, Any]
     pretraining: int
@@ -156,7 +157,7 @@ class _Corpus:
     method: Mapping[str, Any] = field(default_factory=dict)
     """Overrides for every method."""
     case_steps: int | None = None
-    """Steps of the case study; by default those of the two stages together."""
+    """Steps of the case study; by default those of both stages together."""
     case: Mapping[str, Any] = field(default_factory=dict)
     """Overrides for the case study."""
 
@@ -222,7 +223,7 @@ _CORPORA = {
             _PAPER,
             {
                 "data": {"path": "data/openwebtext", "context": 1024},
-                "train": {"micro_batch": 16},  # what one GPU of 24 GB should hold, and up to 32 of them share
+                "train": {"micro_batch": 16},  # fits on one GPU of 24 GB; up to 32 of them can share a batch
             },
         ),
         **_PAPERS_STAGES,
@@ -272,7 +273,7 @@ def _corpus_presets(name: str) -> dict[str, Preset]:
             ),
         )
         presets[f"{name}-block-{size}"] = Preset(
-            f"recommended{'' if (name, size) in _MEASURED else ', untried at this size'}: blocks of {size} "
+            f"recommended{'' if (name, size) in _MEASURED else ', untested at this size'}: blocks of {size} "
             f"on {name}, after a quarter of the steps autoregressively",
             (
                 corpus.stage("ar", quarter, ar, _TIED, _AT_FULL_RATE),
@@ -282,8 +283,8 @@ def _corpus_presets(name: str) -> dict[str, Preset]:
     return presets
 
 
-# Small enough for two cores and a few minutes. Budgets are in steps, so that a slow machine gets the same
-# model later, not another one.
+# Small enough for two cores and a few minutes. Budgets are in steps, so a slow machine gets the same model
+# later, not another model.
 _DEMO = {
     "data": {"path": "builtin", "context": 128, "validation_batch": 32},
     "network": {
@@ -305,29 +306,29 @@ _DEMO = {
     "train": {
         "global_batch": 8,
         "ema_decay": 0.98,
-        "compile": False,  # a GPU is done in less time than compiling takes
+        "compile": False,  # a GPU finishes training in less time than compiling takes
         "log_every": 20,
         "validate_every": 10_000,
         "checkpoint_every": 200,
     },
 }
 
-# At so few steps the paper's two stages are better from small weights (docs/decisions.md). The baselines have
-# not been tried from others.
+# For so few steps the paper's two stages work better from small weights (docs/decisions.md). The baselines
+# have not been tried with others.
 _SMALL_WEIGHTS = {"network": {"initialisation": "gpt2"}}
-_FASTER = {"optimizer": {"lr": 6e-3}}  # best for both of the demo's later stages, of those tried
+_FASTER = {"optimizer": {"lr": 6e-3}}  # the best of those tried, for both later stages of the demo
 _DEMO_TIED = merge(_DEMO, _SMALL_WEIGHTS, _TIED)
 
-# Of many steps the last ones pay for whatever is not copied from the input, and a network learns to copy
-# before it learns anything else: at T = 1,000 the bound is still at 13 to 18 nats after 200 steps.
+# With many steps, the last ones pay for every token that is not copied from the input, and a network learns
+# to copy before anything else: at T = 1,000 the bound is still at 13 to 18 nats after 200 steps.
 _UNIFORM_BLOCKS = {
     "method": {"process": "uniform", "block_size": 4, "steps": 8},
     "network": {"layers": 2, "dropout": 0.0},
     "optimizer": {"lr": 6e-3},
 }
 
-# One noise level a text makes a noisy gradient: at 8 texts a step SEDD and D3PM stay at the frequencies of
-# tokens for a thousand steps. A larger batch, no dropout and untied embeddings get them past.
+# One noise level per text makes a noisy gradient: at 8 texts a step, SEDD and D3PM stay at the token
+# frequencies for a thousand steps. A larger batch, no dropout and untied embeddings help.
 _DEMO_WHOLE_TEXTS = merge(
     _DEMO,
     _SMALL_WEIGHTS,
@@ -338,8 +339,8 @@ _DEMO_WHOLE_TEXTS = merge(
     },
 )
 
-# A model to be carried about: 15.8 MB in bfloat16 with a vocabulary of 6,144. Only the second stage lets the
-# learning rate fall, so that it goes on where the first stopped.
+# A small model to ship: 15.8 MB in bfloat16 with a vocabulary of 6,144. Only the second stage decays the
+# learning rate, so it continues where the first stopped.
 _BOX = {
     "data": {"path": "data/box", "context": 256, "validation_sequences": 512, "validation_batch": 64},
     "network": {"size": "tiny", "heads": 4, "dropout": 0.0, "tied": True, "initialisation": "identity"},
@@ -359,8 +360,8 @@ _BOX = {
     },
 }
 _TO_ZERO = {"optimizer": {"warmup_steps": 50, "decay": "linear", "min_lr_ratio": 0.0}}
-# This is for the released model; training treats all orders alike. At 2 a third of the blocks of 4 are still
-# uncovered in another order than from left to right, which is something to look at.
+# For the released model; training treats all orders alike. At lean 2, a third of the blocks of 4 are still
+# revealed in another order than left to right, which makes it interesting to watch.
 _LEANING = {"method": {"kind": "block_diffusion", "lean": 2.0}}
 
 
@@ -371,9 +372,9 @@ def _adapt(outcome: str) -> tuple[Stage, ...]:
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         "demo": Preset(
-            "autoregressive; then from it, side by side, autoregressive again and block diffusion by counts "
-            "with a next-token loss and the token before masked ones shown, written in an order that leans "
-            "to the left; built-in corpus",
+            "autoregressive; then twice from there: autoregressive again, and block diffusion by counts with "
+            "a next-token loss and the token before masked ones shown, written in an order that leans to the "
+            "left; built-in corpus",
             (
                 Stage("ar", merge(_DEMO, _steps(420), _AR)),
                 Stage("ar_longer", merge(_DEMO, _steps(420), _AR, _FASTER)),
@@ -443,8 +444,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
     | _corpus_presets("wikipedia")
     | {
         "box": Preset(
-            "small enough to be shipped: autoregressive, then blocks of 4 from it, a next-token loss "
-            "and the token before masked ones shown; written in an order that leans to the left",
+            "small enough to ship: autoregressive, then blocks of 4 from it, with a next-token loss and the "
+            "token before masked ones shown; written in an order that leans to the left",
             (
                 Stage("ar", merge(_BOX, _steps(1500), _AR)),
                 Stage(
@@ -465,15 +466,16 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
     }
     | {
         f"adapt-{outcome}": Preset(
-            f"{description}; needs --start_from MODEL, as `bd3lm adapt` says it", _adapt(outcome)
+            f"{description}; needs --start_from MODEL, as `bd3lm adapt` sets it", _adapt(outcome)
         )
         for outcome, description in (
             (
                 "drafter",
-                "beside a model that stays as it is, drafts of its next tokens: soft targets, then overlap",
+                "low-rank additions that draft the next tokens of an unchanged model: soft targets, then "
+                "overlap",
             ),
-            ("joint", "all weights: blocks of 4, and the causal law that a model had before"),
-            ("block", "all weights: blocks of 2, then of 4, and no causal law"),
+            ("joint", "all weights: blocks of 4, and the causal law that the model had before"),
+            ("block", "all weights: blocks of 2, then of 4, without a causal law"),
         )
     }
 )

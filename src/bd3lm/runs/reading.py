@@ -1,4 +1,4 @@
-"""Settings as people write them, in flags and YAML files, to plain values, which are checked elsewhere."""
+"""Parses settings from flags and YAML files into plain values, which other files check."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -10,12 +10,12 @@ from bd3lm.io.files import read_text
 from bd3lm.io.settings_text import MOST_BYTES, NoYaml, load_settings
 from bd3lm.parsing import hints_of, named, shown, types_of
 
-_MOST_PARTS = 20  # of a flag; fields have six at most
+_MOST_PARTS = 20  # names in a flag; fields have six at most
 
 
 def parse_flags(words: Sequence[str], types_at: Callable[[Sequence[str]], Sequence[Any]]) -> dict[str, Any]:
-    """`--train.steps 100 --method.masking.kind=times` as a nested dict; the values of text fields are
-    taken as they are, all others are read as YAML."""
+    """Parse `--train.steps 100 --method.masking.kind=times` into a nested dict. Values of text fields are
+    taken as they are; all others are read as YAML."""
     overrides: dict[str, Any] = {}
     rest = list(words)
     while rest:
@@ -33,15 +33,15 @@ def parse_flags(words: Sequence[str], types_at: Callable[[Sequence[str]], Sequen
             raise ValueError(f"--any.field must have at most {_MOST_PARTS} names, got {len(path):,}")
         if path[0] == "plugins":
             raise ValueError(
-                f"--{named(name)} is not for flags: a run writes it; to load a plugin give --plugin"
+                f"--{named(name)} cannot be a flag: a run writes it; to load a plugin use --plugin"
             )
         *parents, leaf = path
         for parent in parents:
             target = target.setdefault(parent, {})
             if not isinstance(target, dict):
-                raise ValueError(f"--{named(name)} sets a part of something that another flag sets whole")
+                raise ValueError(f"--{named(name)} sets a part of a field that another flag sets as a whole")
         if isinstance(target.get(leaf), dict):
-            raise ValueError(f"--{named(name)} sets whole something of which another flag sets a part")
+            raise ValueError(f"--{named(name)} sets a field as a whole, and another flag sets a part of it")
         try:
             target[leaf] = _flag_value(text, types_at(path) or types_at(path[1:]))  # after a stage's name
         except ValueError as error:
@@ -50,11 +50,11 @@ def parse_flags(words: Sequence[str], types_at: Callable[[Sequence[str]], Sequen
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file that people write by hand; a ValueError names the file."""
+    """The mapping in a hand-written YAML file; a ValueError names the file."""
     try:
         text = read_text(path, most=MOST_BYTES, piped=True)
     except FileNotFoundError:
-        raise ValueError(f"config must be a YAML file, got {path}, which does not exist") from None
+        raise ValueError(f"--config must be a YAML file, and {path} does not exist") from None
     try:
         data = load_settings(text)
     except NoYaml as error:
@@ -69,8 +69,8 @@ def read_settings(path: Path) -> dict[str, Any]:
 def types_in(
     kind: type[Any], path: Sequence[str], more: Mapping[Any, Sequence[Any]] | None = None
 ) -> list[Any]:
-    """The types that a field may have, by its path of names; none if there is no such field. `more` has what
-    stands where a dataclass is named."""
+    """The types that a field may have, given its path of names; none if it does not exist. `more` gives the
+    types behind a dataclass."""
     types: list[Any] = [kind]
     for name in path:
         kinds = [found for each in types for found in types_of(each, None)]
@@ -83,13 +83,13 @@ def types_in(
 
 
 def _flag_value(text: str, types: Sequence[Any]) -> Any:
-    """A flag's value for a field of one of the types; the recipe reports what is wrong with it."""
+    """A flag's value for a field of one of these types; the recipe reports what is wrong with it."""
     if NoneType in types and text.lower() in ("null", "none", "~", ""):
         return None
     if str in types:
         return text
     if int in types and re.fullmatch(r"[-+]?[1-9][0-9]*(\.[0-9]*)?[eE]\+?[0-9]+", text):
-        return float(text)  # which is an integer where it is whole
+        return float(text)  # an integer if it is whole
     try:
         return load_settings(text)
     except NoYaml:

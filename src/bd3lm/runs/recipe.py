@@ -1,8 +1,8 @@
-"""Everything a training run needs, as plain values: what a YAML file or a preset says.
+"""Everything a training run needs, as plain values from a YAML file or a preset.
 
-A recipe holds settings and builds nothing; `plan` turns it into a run. Where a choice has options of its own
-(the method, how masks are drawn) it is a member of a family, told by its `kind`, so that no option exists
-where it would do nothing.
+A recipe holds settings and builds nothing; `plan` turns it into a run. A choice with its own options (the
+method, the masking rule) is a member of a family, selected by its `kind`, so an option exists only where it
+has an effect.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,20 +31,20 @@ class Recipe:
 
     train: TrainSettings
     method: Method
-    """What the model is; this is saved with it."""
+    """The method of the model, saved with it."""
     objective: Training = field(default_factory=Training)
-    """How the method is trained, by its own options."""
+    """The training options of the method."""
     data: DataRecipe = field(default_factory=DataRecipe)
     network: NetworkRecipe = field(default_factory=usual_network)
-    """Its kind, and the fields of that kind of network that are not to be as by default."""
+    """The kind of network, and the fields that differ from its defaults."""
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     checkpoint: CheckpointRecipe = field(default_factory=CheckpointRecipe)
     trackers: TrackerRecipe = field(default_factory=TrackerRecipe)
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
-    """auto is one process alone, or DDP under torchrun."""
+    """auto is a single process, or DDP under torchrun."""
     start_from: str | None = None
-    """A checkpoint whose (EMA) weights training starts from, with a fresh optimizer; also --from. For a later
-    stage of several the name of an earlier one, in place of the one before."""
+    """A checkpoint whose (EMA) weights training starts from, with a fresh optimizer; also --from. In a later
+    stage, the name of an earlier stage to start from instead of the one before."""
 
     def __post_init__(self) -> None:
         if type(self.objective) is Training:
@@ -53,14 +53,14 @@ class Recipe:
 
     @classmethod
     def types_for(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The options of training are those of the method; any mapping, where its kind is not known. The
-        fields of the network are those of its kind."""
+        """The types that depend on other fields. Training options depend on the method (any mapping if its
+        kind is unknown), and network fields on the kind of network."""
         said = spelt_out(data.get("method"))
         kind = said.get("kind") if isinstance(said, Mapping) else None
         member = Method.members().get(kind) if isinstance(kind, str) else None
         return {
             "objective": dict if member is None else member.Training,
-            "network": network_class(data.get("network")) or NetworkConfig,  # which says what is wrong
+            "network": network_class(data.get("network")) or NetworkConfig,  # reports what is wrong with it
         }
 
     def _conflicts(self) -> Iterator[str]:
@@ -80,12 +80,12 @@ class Recipe:
         search = training.search
         if search is not None and search.every % self.train.validate_every:
             yield (
-                f"objective.masking.search.every must be a multiple of train.validate_every "
-                f"{self.train.validate_every}, when the search is made, got {search.every}"
+                "objective.masking.search.every must be a multiple of train.validate_every "
+                f"{self.train.validate_every}, because the search is made then, got {search.every}"
             )
-        # The data knows better which tokens there are; nothing here depends on it.
+        # The real tokens are known only from the data; these checks do not depend on them.
         frame = Frame(vocab_size=2, mask_id=1, context=self.data.context, learns_beside=method.trains_beside)
-        if not self.network.is_checkpoints:  # of which it is asked when the checkpoint is there
+        if not self.network.is_checkpoints:  # otherwise this is checked when the checkpoint has been read
             try:
                 shape = self.network.config(vocab_size=2, context=self.data.context)
             except ValueError as error:
@@ -95,13 +95,13 @@ class Recipe:
         yield from self.conflicts(frame)
 
     def conflicts(self, frame: Frame) -> Iterator[str]:
-        """What keeps the method, and its training, from working with a network."""
+        """Why the method, or its training, does not work with a network."""
         yield from self.method.conflicts(frame)
         yield from self.method.training_conflicts(self.objective, frame)
 
 
 def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
-    """Plain values, ready for YAML, with the plugins that reading them takes."""
+    """Plain values, ready for YAML, with the plugins that are needed to read them."""
     values: dict[str, Any] = {**plain(recipe), "network": network_to_dict(recipe.network)}
     plugins = plugins_of(recipe)
     if (plugin := plugin_of(recipe.network.config_class)) is not None:
@@ -110,17 +110,17 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
 
 
 def recipe_from_dict(data: Mapping[str, Any], *, where: str) -> Recipe:
-    """A recipe from plain values; one ValueError says all that is wrong."""
+    """Make a recipe from plain values; one ValueError lists everything that is wrong."""
     return with_plugins(Recipe, data, where=where)
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
-    """As `parse_flags`, for the fields of recipes of any method."""
+    """`parse_flags` for the fields of recipes of any method."""
     return parse_flags(words, _types_at)
 
 
 def _types_at(path: Sequence[str]) -> list[Any]:
-    """The types that a field of a recipe may have: the options of training are those of any method, and a
-    network's are those of its own class."""
+    """The types that a field of a recipe may have. Training options are those of any method; a network's
+    fields are those of its class."""
     methods = [member.Training for member in Method.members().values()]
     return types_in(Recipe, path, {Training: [Training, *methods], NetworkRecipe: every_network_class()})

@@ -1,4 +1,4 @@
-"""Texts that a run writes while it trains, to be looked at: the same seeds at every validation."""
+"""Sample texts that a run writes at every validation, always with the same seeds."""
 
 import json
 import sys
@@ -23,15 +23,16 @@ from bd3lm.training import SampleText, Tracker, Trainer
 from bd3lm.training.distributed import whole
 from bd3lm.training.log_window import Metrics
 
-_TOKENS = 128  # of a text for which nothing is said
+_TOKENS = 128  # tokens of a text, by default
 
 
 class SampleTexts:
-    """A validator that measures nothing. It writes with a copy of the averaged weights, made for the moment,
-    so that nothing it does reaches the network that is trained: sharded, compiled or neither.
+    """A validator that measures nothing and writes texts.
 
-    The main process writes, and the others wait. Texts are those that the model, released at this step,
-    writes with these settings. What goes wrong is said in a line, and training goes on.
+    It writes with a temporary copy of the averaged weights, so nothing it does reaches the network in
+    training, whether sharded, compiled or neither. The main process writes while the others wait. The texts
+    are those that the model released at this step writes with these settings. If something goes wrong, a line
+    says so and training continues.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class SampleTexts:
         file: Path,
         trackers: Sequence[Tracker] = (),
     ) -> None:
-        """`file` gets a line of JSON for each text. What is wrong with the prompts is said now."""
+        """`file` gets a line of JSON for each text. Wrong prompts are refused here."""
         context = config.network.context
         length = min(_TOKENS, context) if recipe.sample_tokens is None else recipe.sample_tokens
         if length > context:
@@ -57,7 +58,7 @@ class SampleTexts:
         self._settings = Settings(length=length)
         self._config, self._tokenizer = config, tokenizer
         self._file, self._trackers = file, list(trackers)
-        self._is_cut = False  # whether the file has been made to end before this run's first text
+        self._is_cut = False  # whether the file has been cut to end before this run's first text
         try:
             stopping = build_stopping(self._settings, tokenizer)
             build_requests(self._prompts, self._seeds, config, tokenizer, self._settings, stopping)
@@ -73,7 +74,7 @@ class SampleTexts:
             except Exception as error:
                 reason = one_entry(f"{type(error).__name__}: {error}")
                 say(
-                    f"no sample texts of step {trainer.step}, and training goes on: {reason}",
+                    f"no sample texts of step {trainer.step}, training continues: {reason}",
                     to=sys.stderr,
                 )
             else:
@@ -84,7 +85,8 @@ class SampleTexts:
 
     def _write(self, weights: Mapping[str, Tensor], device: torch.device) -> list[SampleText]:
         devices = [device] if device.type == "cuda" else []
-        # Passes are not recorded, which no other thread of this process may disturb: NCCL has one that would.
+        # Passes are not recorded: no other thread of this process may interfere with a recording, and NCCL
+        # has one.
         with torch.random.fork_rng(devices=devices), without_replays():
             network = build(self._config.network, weights, device=device, dtype=None, where="the run")
             model = LanguageModel(network, self._config, self._tokenizer)
@@ -96,8 +98,10 @@ class SampleTexts:
         ]
 
     def _keep(self, step: int, texts: Sequence[SampleText]) -> None:
-        """Add the texts to the file. A resumed run first drops what it had from this step on, and a line that
-        a crash tore."""
+        """Append the texts to the file.
+
+        A resumed run first drops the texts from this step on, and a line that a crash tore.
+        """
         lines = "".join(f"{json.dumps({'step': step, **vars(text)}, ensure_ascii=False)}\n" for text in texts)
         if not self._is_cut:
             before = [json.dumps(each, ensure_ascii=False) for each in self._kept() if each["step"] < step]
@@ -114,7 +118,7 @@ class SampleTexts:
         for line in self._file.read_bytes().split(b"\n"):
             try:
                 entry = json.loads(line)
-            except ValueError:  # torn, or of somebody else
+            except ValueError:  # torn, or written by another program
                 continue
             if isinstance(entry, dict) and isinstance(entry.get("step"), int):
                 found.append(entry)
@@ -122,8 +126,8 @@ class SampleTexts:
 
 
 def _whole_weights(trainer: Trainer) -> dict[str, Tensor]:
-    """The weights that are in the network now, on the main process; under FSDP all must ask, and they are
-    gathered on its host."""
+    """The current weights of the network, on the main process. Under FSDP all processes must call this, and
+    the weights are gathered on the main process's host."""
     found = {}
     for name, parameter in trainer.network.named_parameters():
         weight = whole(parameter) if trainer.engine.parallel == "fsdp" else parameter.detach()

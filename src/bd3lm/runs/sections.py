@@ -1,4 +1,4 @@
-"""The parts of a recipe that any method has, as plain values, which are checked without torch."""
+"""The parts of a recipe that every method shares, as plain values that are checked without torch."""
 
 from dataclasses import dataclass
 
@@ -6,33 +6,34 @@ from bd3lm.io.files import local_path
 from bd3lm.runs.presets import how_to_prepare
 
 BUILTIN = "builtin"
-"""The path of the corpus that every Python carries."""
+"""The name of the corpus that comes with Python."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataRecipe:
-    """Where the tokens are."""
+    """The data of a run."""
 
     path: str = BUILTIN
-    """A folder that `bd3lm data prepare` wrote; or builtin, prepared on the way."""
+    """A folder that `bd3lm data prepare` wrote, or builtin, which is prepared by the run itself."""
     context: int = 1024
     most_context: int | None = None
-    """What the network can read at once, where its sequences in training are shorter."""
+    """The context of the network, if sequences in training are shorter."""
     bos_eos: bool = False
     """Put BOS and EOS at the ends of each sequence, as MDLM does."""
     skip: int | None = None
-    """Sequences of the order to begin after. By default a stage begins where the one before it stopped."""
+    """Sequences to skip at the start of the order. By default a stage begins where the one before it stopped.
+    """
     builtin_vocabulary: int = 1024
-    """Size of the BPE trained for the built-in corpus."""
+    """Vocabulary of the BPE trained on the built-in corpus."""
     skip_long: bool = False
     """Leave out conversations that are longer than the context."""
     validation_sequences: int | None = None
-    """How many held-out sequences to validate on; by default all."""
+    """Held-out sequences to validate on; by default all."""
     validation_batch: int = 16
 
     @property
     def reads(self) -> int:
-        """What the network can read at once."""
+        """The context of the network."""
         return self.most_context or self.context
 
     def __post_init__(self) -> None:
@@ -58,7 +59,7 @@ class DataRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointRecipe:
-    """How many checkpoints are kept."""
+    """How many checkpoints to keep."""
 
     keep_last: int = 2
     keep_best: int = 1
@@ -66,21 +67,21 @@ class CheckpointRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerRecipe:
-    """Who is told besides metrics.csv."""
+    """Trackers besides metrics.csv."""
 
     tensorboard: bool = False
     wandb_project: str | None = None
     nelbo_variance_batches: int = 0
-    """Measure the variance of the training loss over blocks on this many held-out batches; 0 does not."""
+    """Measure the variance of the training loss over blocks on this many held-out batches; 0: do not."""
     gradient_variance_batches: int = 0
-    """Measure the gradient's variance over this many batches at validation; 0 does not."""
+    """Measure the gradient's variance over this many batches at validation; 0: do not."""
     sample_texts: int = 0
-    """Write this many texts at each validation, always of the same seeds, with the averaged weights; 0 writes
+    """Write this many texts at each validation, always with the same seeds, with the averaged weights; 0:
     none."""
     sample_prompts: tuple[str, ...] = ()
-    """What they begin with, in turn; by default nothing."""
+    """The prompts of these texts, used in turn; by default none."""
     sample_tokens: int | None = None
-    """Tokens of each at most, its prompt included; by default 128, or one context where that is less."""
+    """Most tokens of each text, its prompt included; by default 128, or one context if that is less."""
 
     def __post_init__(self) -> None:
         for name in ("nelbo_variance_batches", "gradient_variance_batches"):
@@ -100,9 +101,9 @@ class TrackerRecipe:
 
 
 def check_data(path: str) -> None:
-    """Refuse a `data.path` that is no folder, and say how one is made."""
+    """Refuse a `data.path` that is not a folder, and say how to make one."""
     if not local_path(path).is_dir():
         raise ValueError(
             f"data.path must be a folder of token shards, got {path}, which does not exist; make it with "
-            f"{how_to_prepare(path)}; or, if it moved, say where: --data.path (train), --data (eval)"
+            f"{how_to_prepare(path)}; if it has moved, name it with --data.path (train) or --data (eval)"
         )

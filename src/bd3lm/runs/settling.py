@@ -1,7 +1,6 @@
-"""From the settings of stages, with a file and flags over them, to a recipe for each stage.
+"""Resolves the settings of stages, with a file and flags over them, into a recipe for each stage.
 
-The caller says what a recipe is made of: all of it, which takes the methods and so torch, or the parts that
-need neither.
+The caller says what a recipe is: the full one, which needs torch for its methods, or the parts that do not.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -16,10 +15,10 @@ T = TypeVar("T", covariant=True)
 
 
 class Reader(Protocol[T]):
-    """Plain values to a recipe, or to as much of one as is asked for."""
+    """Plain values to a recipe, or to part of one."""
 
     def __call__(self, data: Mapping[str, Any], *, where: str) -> T:
-        """One ValueError says all that is wrong, of a recipe called `where`."""
+        """One ValueError lists everything that is wrong; errors call the recipe `where`."""
 
 
 def settle(
@@ -31,7 +30,7 @@ def settle(
     kind: type[Any],
     read: Reader[T],
 ) -> list[tuple[str, T]]:
-    """Each stage's settings under the layers, the last of which are flags, read as recipes of a `kind`."""
+    """Each stage's settings under the layers, the last being the flags, read as recipes of a `kind`."""
     names = {stage.name for stage in stages if stage.name != ONLY}
     for layer in layers:
         _check_stage_names(layer, [stage.name for stage in stages], kind)
@@ -44,11 +43,11 @@ def settle(
         for layer in layers:
             common = {key: value for key, value in layer.items() if key not in names}
             if stage.recipe.get("start_from") in names:
-                common.pop("start_from", None)  # that of the first stage, from which this one does not start
+                common.pop("start_from", None)  # the start of the first stage, which is not this stage's
             data = merge(data, common, layer[stage.name] if stage.name in names & layer.keys() else {})
         if start_from is not None:
             data = merge(data, {"start_from": start_from})
-        # From an earlier stage it starts later, and what that one's network is the recipe of that one says.
+        # A stage after the first starts later, and the recipe of that earlier stage knows its network.
         if data.get("start_from") is not None and data["start_from"] not in names and "network" not in data:
             data["network"] = {"size": CHECKPOINT}
         try:
@@ -62,23 +61,23 @@ def settle(
 
 
 def _check_flags_beside_start(flags: Mapping[str, Any], stages: Sequence[Stage]) -> None:
-    """Refuse flags that --from leaves nothing to do: those of stages it skips, and another start."""
+    """Refuse flags that have no effect with --from: flags for skipped stages, and another start."""
     *skipped, last = [stage.name for stage in stages]
     if found := [name for name in skipped if name in flags]:
-        raise ValueError(f"with --from only the stage {last} is run, got flags --{found[0]}.any.field")
+        raise ValueError(f"with --from only the stage {last} runs, got flags --{found[0]}.any.field")
     own = flags.get(last)
     if "start_from" in flags or (isinstance(own, Mapping) and "start_from" in own):
-        raise ValueError("--from says what to start from, got --start_from too: give one of them")
+        raise ValueError("--from and --start_from both set the start of training: give only one of them")
 
 
 def _check_stage_names(layer: Mapping[str, Any], stages: Sequence[str], kind: type[Any]) -> None:
-    """Refuse a key that is neither a stage nor a part of a recipe, and a stage given a plain value."""
+    """Refuse a key that is neither a stage nor a part of a recipe, and a stage with a plain value."""
     if list(stages) == [ONLY]:
-        return  # a single stage is not named, and the recipe reports what is wrong with it
+        return  # a single stage has no name, and the recipe reports what is wrong
     parts = [each.name for each in fields(kind)]
     for key, value in layer.items():
         if key in stages and not isinstance(value, Mapping):
-            raise ValueError(f"{key} is a stage, whose settings are {key}.any.field, got {shown(value)}")
+            raise ValueError(f"{key} is a stage, set with {key}.any.field, got {shown(value)}")
         if key not in stages and key not in parts:
             near = did_you_mean(key, [*stages, *parts])
             hint = near or did_you_mean_deeper(key, kind, layer) or ","
@@ -89,7 +88,7 @@ def _check_stage_names(layer: Mapping[str, Any], stages: Sequence[str], kind: ty
 
 
 def _other_stages(stages: Sequence[Stage], flags: Mapping[str, Any], read: Reader[Any]) -> str:
-    """Hints for flags that only some stages accept: how to set them for those stages."""
+    """Hints for flags that only some stages have: how to set them there."""
     lines = []
     for part, value in flags.items():
         unknown = {stage.name: _unknown_keys(merge(stage.recipe, {part: value}), read) for stage in stages}

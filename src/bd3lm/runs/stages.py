@@ -1,4 +1,4 @@
-"""The stages of a run and their recipes: from a preset, a file and flags, or from the folder of a run."""
+"""The stages of a run and their recipes, from a preset, a file and flags, or from the folder of a run."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -26,12 +26,12 @@ def resolve_stages(
     overrides: Mapping[str, Any] | None = None,
     start_from: str | None = None,
 ) -> list[tuple[str, Recipe]]:
-    """The stages of a run with their recipes: flag over file over preset over default.
+    """The stages of a run with their recipes: flags over file over preset over defaults.
 
-    Without a preset the file says everything: one recipe, or several stages by name, in their order. A flag
-    or a file's key that names a stage applies to that stage alone, any other to every stage. With
-    `start_from` only the last stage is run, from there. A stage that starts from a checkpoint has the network
-    of that checkpoint where nothing is said of it.
+    Without a preset, the file says everything: one recipe, or several stages by name, in order. A flag or key
+    that begins with the name of a stage applies only to that stage; any other applies to every stage. With
+    `start_from`, only the last stage runs, from that model. A stage that starts from a checkpoint has its
+    network unless the settings say otherwise.
     """
     files = [read_settings(config)] if config is not None else []
     if name is not None:
@@ -45,15 +45,15 @@ def resolve_stages(
 def resolve_recipes(
     recipes: Mapping[str, Mapping[str, Any]], overrides: Mapping[str, Any], *, where: str
 ) -> list[tuple[str, Recipe]]:
-    """The same of stages that are there as plain values, by their names: flags over these."""
+    """The same for stages given as plain values by name, with flags over them."""
     stages = [Stage(name, recipe) for name, recipe in recipes.items()]
     return _resolved(stages, [overrides], where)
 
 
 def _stages_of(settings: Mapping[str, Any], where: str) -> tuple[Stage, ...]:
-    """The stages in a file that has no preset under it; a file without stages is one recipe.
+    """The stages in a file without a preset; a file without stages is one recipe.
 
-    One stage that can be told is enough: what is wrong with the others is then said of these.
+    One recognizable stage is enough to read the file as stages; errors are then about the others.
     """
     parts = {each.name for each in fields(Recipe)}
     recipes = [each for each in settings.values() if isinstance(each, Mapping) and each.keys() & parts]
@@ -67,14 +67,14 @@ def _stages_of(settings: Mapping[str, Any], where: str) -> tuple[Stage, ...]:
         is_name = isinstance(name, str) and re.fullmatch(r"\w[\w-]*", name)
         if not is_name or name in (RUN_MODEL, CHECKPOINTS):
             raise ValueError(
-                f"{where}: the name of a stage is that of its folder and must be made of letters, digits, _ "
-                f"and -, other than {RUN_MODEL} and {CHECKPOINTS}, got {shown(name)}"
+                f"{where}: the name of a stage is also its folder and must be made of letters, digits, _ and "
+                f"-, other than {RUN_MODEL} and {CHECKPOINTS}, got {shown(name)}"
             )
     return tuple(Stage(name, recipe) for name, recipe in settings.items())
 
 
 def saved_stages(out: Path, overrides: Mapping[str, Any] | None = None) -> list[tuple[str, Recipe]]:
-    """The stages that the run in a folder was started with, those not begun included, changed by flags."""
+    """All stages that the run in a folder was started with, begun or not, changed by flags."""
     if (out / RECIPE_FILE).is_file():
         stages = [Stage(ONLY, read_settings(out / RECIPE_FILE))]
     else:
@@ -92,12 +92,12 @@ def _resolved(
 
 
 def run_stages(out: Path) -> list[Path]:
-    """The folders of the stages of a run that were begun, in their order; a run of one stage is its own."""
+    """The folders of the stages of a run that have begun, in order. A run of one stage is its own folder."""
     if (out / RECIPE_FILE).is_file():
         return [out]
     begun = [out / name for name in _read_stages(out) if (out / name / RECIPE_FILE).is_file()]
     if not begun:
-        raise ValueError(f"{out} must be the folder of a run that was begun, got one in which no stage was")
+        raise ValueError(f"{out} must be the folder of a run that has begun, got one in which no stage has")
     return begun
 
 
@@ -113,13 +113,13 @@ def save_recipe(folder: Path, recipe: Recipe) -> None:
 
 
 def save_stages(out: Path, stages: Sequence[tuple[str, Recipe]]) -> None:
-    """Write what `saved_stages` needs; the recipe of a single stage lies in the folder itself."""
+    """Write what `saved_stages` needs. The recipe of a single stage is in the folder itself."""
     if len(stages) > 1:
         _write(out / STAGES_FILE, stages_to_dict(stages))
 
 
 def stages_to_dict(stages: Sequence[tuple[str, Recipe]]) -> dict[str, Any]:
-    """The recipes as a file that --config takes: one as it is, several each under its stage."""
+    """The recipes as a file for --config: a single one as it is, several under the names of their stages."""
     plain = {name: recipe_to_dict(recipe) for name, recipe in stages}
     return plain if len(plain) > 1 else next(iter(plain.values()))
 

@@ -1,4 +1,4 @@
-"""The text of a run as sequences: documents end to end, or conversations that share sequences."""
+"""The text of a run as sequences: documents end to end, or conversations packed into sequences."""
 
 import sys
 from collections.abc import Sequence
@@ -12,25 +12,27 @@ from bd3lm.runs.sections import DataRecipe
 
 
 def sequences_of(recipe: DataRecipe, shards: TokenShards, split: str, method: Method) -> Sequences:
-    """A split, as the data is and the method reads it."""
+    """The sequences of a split, as its data and the method need them."""
     if shards.meta.inputs.chat is None:
         if recipe.skip_long:
             raise ValueError(
-                f"data.skip_long is for conversations, and the data in {shards.folder} is text, of which "
+                f"data.skip_long is for conversations, and the data in {shards.folder} is text, where "
                 "nothing is too long"
             )
         return WrappedTokens(
             shards, split, recipe.context, bos_eos=recipe.bos_eos, score_first=method.score_first
         )
     if recipe.bos_eos:
-        raise ValueError("data.bos_eos must be false for conversations, whose template says how they begin")
+        raise ValueError(
+            "data.bos_eos must be false for conversations, because the chat template sets how they begin"
+        )
     return PackedConversations(
         shards, split, recipe.context, packing=method.packing(recipe.context), skip_long=recipe.skip_long
     )
 
 
 def held_out_batches(recipe: DataRecipe, shards: TokenShards, method: Method) -> Sequence[TokenBatch]:
-    """The held-out sequences of some data, in batches; none where nothing was held out."""
+    """The held-out sequences of some data, in batches; none if nothing was held out."""
     split = _held_out_split(shards)
     if split is None:
         return ()
@@ -39,7 +41,7 @@ def held_out_batches(recipe: DataRecipe, shards: TokenShards, method: Method) ->
 
 
 def why_nothing_is_held_out(recipe: DataRecipe, shards: TokenShards, method: Method) -> str | None:
-    """Why `held_out_batches` has none: no text was held out, or too little; None where it has some."""
+    """Why `held_out_batches` is empty: no text was held out, or too little; None if it is not empty."""
     split = _held_out_split(shards)
     if split is None:
         return f"the data in {shards.folder} has no valid or test split"
@@ -48,7 +50,7 @@ def why_nothing_is_held_out(recipe: DataRecipe, shards: TokenShards, method: Met
 
 
 def say_what_is_left_out(sequences: Sequences) -> None:
-    """How many conversations are too long to be read, if some are."""
+    """Report how many conversations are too long for the context, if any are."""
     if isinstance(sequences, PackedConversations) and sequences.skipped:
         number = sequences.shards.split(sequences.split).documents
         say(

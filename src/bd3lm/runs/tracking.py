@@ -1,4 +1,4 @@
-"""From a recipe to what watches its run beside metrics.csv: trackers, and texts that are written for them."""
+"""Builds what watches a run besides metrics.csv: trackers, and the writer of sample texts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from bd3lm.training import Engine, TensorBoardLog, Tracker, Validator, WandbLog
 
 
 def check_trackers(recipe: Recipe, engine: Engine) -> None:
-    """Refuse trackers that a run could not have."""
+    """Refuse trackers that a run cannot have."""
     if recipe.trackers.gradient_variance_batches and engine.world > 1:
         raise ValueError("trackers.gradient_variance_batches needs a run of one process")
     if recipe.trackers.tensorboard:
@@ -23,7 +23,7 @@ def check_trackers(recipe: Recipe, engine: Engine) -> None:
 
 
 def make_trackers(recipe: Recipe, out: Path) -> list[Tracker]:
-    """Those that a recipe names, for a run in a folder."""
+    """The trackers that a recipe names, for the folder of a run."""
     trackers: list[Tracker] = []
     if recipe.trackers.tensorboard:
         trackers.append(TensorBoardLog(out / "tensorboard"))
@@ -39,7 +39,7 @@ def sample_texts(
     out: Path,
     trackers: Sequence[Tracker] = (),
 ) -> list[Validator]:
-    """What writes texts at each validation, where a recipe asks for some. Prompts must fit."""
+    """The writer of sample texts, if a recipe asks for them. Refuses prompts that are too long."""
     if not recipe.trackers.sample_texts:
         return []
     file = out / SAMPLES_FILE

@@ -1,4 +1,4 @@
-"""A training run: its stages one after another, in folders that keep all that was trained."""
+"""Runs a training run: its stages one after another, each in a folder that keeps what it trained."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -39,18 +39,18 @@ def train_stages(
     console: Console | None = None,
     join_timeout: float | None = None,
 ) -> list[Run]:
-    """Run the stages in order under `out`, each from the one before or from the one that its start_from
-    names; returns them, the last being the model.
+    """Run the stages in order in `out`, each from the one before, or from the one that start_from names.
 
-    Under torchrun all processes must have come within `join_timeout` seconds, by default five minutes.
-    Stopped by a signal, the runs so far are returned, the last one unfinished.
+    Returns the runs; the last is the model. Under torchrun, all processes must join within `join_timeout`
+    seconds (default: five minutes). If a signal stops training, the runs so far are returned, the last one
+    unfinished.
     """
     console = console or Console()
     _forget_stop(out)
     _check_layout(out, [name for name, _ in stages])
     start = stages[0][1].start_from
     if start is not None and not resume:
-        interop.resolve(start)  # complains before anything is written
+        interop.resolve(start)  # refuses mistakes before anything is written
     runs: list[Run] = []
     parallel = stages[0][1].parallel
     with (
@@ -79,18 +79,20 @@ def train_stages(
 
 
 def _forget_stop(out: Path) -> None:
-    """Remove the marker of an earlier stop. If this start is refused, nothing was stopped, and a job script
-    that saw the marker would start it again and again."""
+    """Remove the marker of an earlier stop.
+
+    Otherwise, if this start were refused, a job script would see the marker and start again and again.
+    """
     for marker in [*out.glob(STOPPED_FILE), *out.glob(f"*/{STOPPED_FILE}")]:
         marker.unlink(missing_ok=True)  # by any process of the run
 
 
 @contextmanager
 def _only_trainer(out: Path, engine: Engine) -> Iterator[bool]:
-    """Hold a run's folder against a second command that would train into it, however this one ends.
+    """Hold a run's folder against a second command that would train in it, however this one ends.
 
-    Gives whether this process holds it: one does, where the file system has locks. A folder that was made for
-    it, and in which nothing was written, is removed.
+    Yields whether this process holds it; one process does, if the file system has locks. A folder that was
+    created for the run and stayed empty is removed.
     """
     with ExitStack() as held:
         busy = is_held = False
@@ -105,18 +107,15 @@ def _only_trainer(out: Path, engine: Engine) -> Iterator[bool]:
                 if is_new:
                     held.callback(_remove_if_empty, out)
         if engine.any_true(busy):
-            raise ValueError(
-                f"{out} is being trained into by another process; wait for it, or give another --out"
-            )
+            raise ValueError(f"another process is training in {out}; wait for it, or use another --out")
         yield is_held
 
 
 def _sweep_up(out: Path, stages: Sequence[str]) -> None:
-    """Remove what killed trainers of a run left: files half written, a whole model among them, checkpoints
-    half saved or set aside.
+    """Remove what killed trainers of a run left: half-written files or models, half-saved checkpoints.
 
-    `out` is held. A stage's folder that somebody else holds is left alone, and so is what others may be
-    writing just now without asking for the folder, such as a report.
+    `out` is held. Folders of stages that another process holds stay untouched, and so do files that others,
+    such as a report, may be writing without holding the folder.
     """
     _sweep_up_folder(out)
     for folder in (out / name for name in stages if len(stages) > 1):
@@ -139,8 +138,8 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 class _Stage(NamedTuple):
-    """A stage, the folder it is trained in, its recipe with what follows from the stage that it starts from,
-    and that stage's own."""
+    """A stage: its folder, its recipe with everything that follows from the stage it starts from, and that
+    stage's recipe."""
 
     name: str
     folder: Path
@@ -153,8 +152,8 @@ class _Stage(NamedTuple):
 
 
 def _chained(stages: Sequence[tuple[str, Recipe]], out: Path) -> list[_Stage]:
-    """Each stage goes on from the model of an earlier one, the one before unless its start_from names
-    another, in a folder of its own if there are several."""
+    """Chain the stages: each starts from the one before, or from the one that its start_from names, in its
+    own folder if there are several."""
     chained: dict[str, _Stage] = {}
     last: _Stage | None = None
     for name, recipe in stages:
@@ -175,7 +174,7 @@ def _checked(
 ) -> list[tuple[str, Plan]]:
     """The stages to train, all checked before the first is trained.
 
-    An earlier stage without a checkpoint, where a later one has one, was finished and cleared away.
+    If an earlier stage has no checkpoint and a later one has, the earlier one was finished and cleaned up.
     """
     checked = []
     for index, stage in enumerate(stages):
@@ -184,7 +183,7 @@ def _checked(
                 _require_same(stage.folder, stage.recipe)
             if engine.is_main:
                 console.print(
-                    f"{stage.folder}: no checkpoint, and a later stage has one: going on with that",
+                    f"{stage.folder}: no checkpoint, but a later stage has one: continuing with that",
                     soft_wrap=True,
                 )
             continue
@@ -195,7 +194,7 @@ def _checked(
 
 
 def _after(before: Recipe, recipe: Recipe, *, start_from: str) -> Recipe:
-    """A stage that goes on from an earlier one: from its weights, and with the text that it has not read."""
+    """A stage that starts from an earlier one: from its weights, and with text that it has not read."""
     data = recipe.data
     if data.skip is None:
         in_one_order = (before.data.path, before.data.context, before.data.bos_eos, before.train.seed) == (
@@ -210,24 +209,24 @@ def _after(before: Recipe, recipe: Recipe, *, start_from: str) -> Recipe:
 
 
 def _check_layout(out: Path, stages: Sequence[str]) -> None:
-    """Refuse to put a run of several stages beside a single one in the same folder, or the reverse."""
+    """Refuse to mix a run of several stages and a run of one stage in the same folder."""
     single = (out / RECIPE_FILE).exists()
     staged = begun_stages(out)
     if single and len(stages) > 1:
         raise ValueError(
             f"{out} holds a run of one stage, not of the stages {', '.join(stages)}: resume it with the same "
-            "--from or preset, or give another --out"
+            "--from or preset, or use another --out"
         )
     if staged and (len(stages) == 1 or not set(staged) <= set(stages)):
         raise ValueError(
-            f"{out} holds a run of the stages {', '.join(staged)}: resume it with its preset, or give "
-            "another --out"
+            f"{out} holds a run of the stages {', '.join(staged)}: resume it with its preset, or use another "
+            "--out"
         )
 
 
 def _train(run: Run, recipe: Recipe, *, resume: bool, console: Console) -> None:
     trainer = run.trainer
-    resumed = resume and trainer.resume()  # refuses data other than the run began with
+    resumed = resume and trainer.resume()  # refuses data that differs from the data at the start
     _on_main(trainer.engine, lambda: save_recipe(run.out, recipe))  # only once the run can start
     if resumed and trainer.engine.is_main:
         finished = trainer.step >= trainer.settings.steps
@@ -242,88 +241,88 @@ def _train(run: Run, recipe: Recipe, *, resume: bool, console: Console) -> None:
             console.print(f"{run.nothing_held_out}: nothing will be validated", soft_wrap=True, markup=False)
     with stop_requests(lambda: _ANSWER_WHILE_SAVING if trainer.engine.is_main else "") as stop_requested:
         try:
-            trainer.run()  # which answers signals itself
+            trainer.run()  # handles signals itself
         except FloatingPointError as error:
             raise FloatingPointError(f"{error}. {_way_out(run)}") from error
         folder = run.export()
         if trainer.engine.any_true(stop_requested()):
             trainer.stopped_by = "signal"
     if trainer.engine.is_main and trainer.stopped_by == "signal":
-        # torchrun has one exit status for all ends but success; this tells a job script more.
+        # torchrun has one exit status for every end but success; this file tells a job script more.
         (run.out / STOPPED_FILE).touch()
         console.print(
             f"stopped at step {trainer.step} of {trainer.settings.steps}; everything is saved in "
-            f"{folder.parent}: train with --resume, or start the demo again, to go on",
+            f"{folder.parent}: to continue, train with --resume, or start the demo again",
             soft_wrap=True,
         )
 
 
 def _way_out(run: Run) -> str:
-    """What can be done about a loss that is not finite; the model of the last checkpoint is released for it.
+    """Advice for a loss that is not finite; the model of the last checkpoint is released for it.
 
-    Going on from there would come to the same loss again, and another learning rate makes another run.
+    Continuing from there would reach the same loss again, and another learning rate is another run.
     """
     command = f"bd3lm train --config {run.out / RECIPE_FILE} --optimizer.lr LOWER --out ANOTHER"
     if not run.trainer.resume():
-        return f"Begin again: {command}"
+        return f"Start again: {command}"
     run.export()
-    return f"Begin again, or from the model of step {run.trainer.step}: {command} [--from {run.out}]"
+    return f"Start again, or start from the model of step {run.trainer.step}: {command} [--from {run.out}]"
 
 
 def _check_folder(stage: _Stage, *, resume: bool, chained: bool) -> Recipe:
-    """The recipe to train a folder's run with; anything that would replace something trained is refused.
+    """The recipe for training in a folder; refuses anything that would replace trained weights.
 
-    A run is resumed with a recipe that computes the same. It keeps the start of its own recipe, whatever is
-    asked now; a `chained` stage started from the stage before it, in the run's own folder, which may have
-    moved.
+    A run is resumed only with a recipe that computes the same. It keeps the start of its own recipe, whatever
+    is requested now; a `chained` stage started from the stage before it, in the run's own folder, which may
+    have moved.
     """
     folder, recipe = stage.folder, stage.recipe
     model, file = folder / RUN_MODEL, folder / RECIPE_FILE
     if not stage.has_checkpoint:
         if model.exists():
             raise ValueError(
-                f"{folder} holds a model, which would be replaced, and no checkpoint to go on from; give "
+                f"{folder} holds a model, which would be replaced, and no checkpoint to continue from; use "
                 f"another --out, or move {model} away"
             )
         return recipe
     if not file.exists():
         raise ValueError(
-            f"{folder} holds checkpoints without the {RECIPE_FILE} they were trained with; give another "
-            "--out, or put it back (their state.json has it, under state, run) and give --resume"
+            f"{folder} holds checkpoints without the {RECIPE_FILE} they were trained with; use another "
+            "--out, or restore it (their state.json has it, under state, run) and use --resume"
         )
     if not resume:
-        raise ValueError(f"{folder} holds a run; give --resume to go on with it, or another --out")
+        raise ValueError(f"{folder} holds a run already; use --resume to continue it, or another --out")
     saved = _require_same(folder, recipe)
     return recipe if chained else replace(recipe, start_from=saved.start_from)
 
 
 def _require_same(folder: Path, recipe: Recipe) -> Recipe:
-    """The recipe that a run was started with, after making sure that it computes the same as this one."""
+    """The recipe that a run was started with, after checking that it computes the same as this one."""
     saved = read_recipe(folder)
     if changed := _differences(_comparable(saved), _comparable(recipe), _may_change(saved)):
         steps = any(each.startswith("train.steps ") for each in changed)
         raise ValueError(
-            f"{folder} was started with another recipe; to go on needs one that computes the same: give no "
-            f"preset and none of these flags, or another --out. Different: {', '.join(sorted(changed))}"
-            f"{_about_steps(folder, saved) if steps else ''}"
+            f"{folder} was started with another recipe, and --resume needs one that computes the same: leave "
+            "out the preset and these flags, or use another --out. Different: "
+            f"{', '.join(sorted(changed))}{_about_steps(folder, saved) if steps else ''}"
         )
     return saved
 
 
 def _comparable(recipe: Recipe) -> dict[str, Any]:
-    """A recipe as plain values, the same for networks that are the same, in whatever words."""
+    """A recipe as plain values, equal for equal networks, however they were described."""
     return {**recipe_to_dict(recipe), "network": recipe.network.resolved}
 
 
 def _about_steps(folder: Path, saved: Recipe) -> str:
     return (
-        f". The learning rate's {saved.optimizer.decay} decay depends on train.steps; --from {folder} with "
-        "another --out trains on from its weights"
+        f". The learning rate's {saved.optimizer.decay} decay depends on train.steps; to train longer from "
+        f"its weights use --from {folder} with another --out"
     )
 
 
 def _on_main(engine: Engine, write: Callable[[], None]) -> None:
-    """Write by one process, after all have looked at what was there and before any goes on."""
+    """Write in one process, after all have read what was there and before any continues."""
     engine.barrier()
     if engine.is_main:
         write()
@@ -331,10 +330,10 @@ def _on_main(engine: Engine, write: Callable[[], None]) -> None:
 
 
 def _may_change(recipe: Recipe) -> set[str]:
-    """What may differ between the parts of a run because it does not change what is computed.
+    """Fields that may differ when a run is resumed, because they do not change what is computed.
 
-    Micro-batches and devices change only how sums are ordered and, with dropout, which units are dropped.
-    Data may lie elsewhere: a checkpoint knows its fingerprint. A checkpoint needs no start either.
+    Micro-batches and devices change only the order of sums and, with dropout, which units are dropped. Data
+    may move: a checkpoint knows its fingerprint. A run with a checkpoint does not need its start either.
     """
     free = {"train.log_every", "train.checkpoint_every", "train.micro_batch", "train.compile"}
     free.add("train.recompute_activations")

@@ -1,6 +1,6 @@
-"""How a model is tuned on conversations: a recipe that starts from it, and trains it as what it is.
+"""Recipes that fine-tune a model on conversations, with the loss of its own method.
 
-It is plain values. What has not been tuned of it is said in docs/tuning.md.
+They are plain values. docs/tuning.md says what has not been tuned.
 """
 
 import math
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 EPOCHS = 3
 _LEAST_CONTEXT = 512
-_TILES = (32, 8)  # kernels take whole ones
+_TILES = (32, 8)  # kernels use whole tiles
 _RATE, _RATE_OF_ADDITIONS = 2e-5, 2e-4
 _COMMON: dict[str, Any] = {
     "data": {"validation_sequences": 256, "validation_batch": 16},
@@ -26,19 +26,19 @@ _COMMON: dict[str, Any] = {
         "min_lr_ratio": 0.0,
         "clip_norm": 1.0,
     },
-    # The rate falls to zero, which averages the weights as well as a mean of them does, and takes no memory.
+    # The learning rate falls to zero, which is as good as averaging the weights and needs no memory.
     "train": {"global_batch": 16, "ema_decay": 0.0, "log_every": 10},
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What a model reads at once, and what conversations need of that."""
+    """The context of a model, and how conversations fit into it."""
 
     most: int
     """Its context."""
     unit: int
-    """Conversations begin at multiples of so many tokens."""
+    """Conversations begin at multiples of this many tokens."""
 
     @classmethod
     def of(cls, model: "LanguageModelConfig") -> "Reading":
@@ -47,13 +47,13 @@ class Reading:
 
     @property
     def longest(self) -> int:
-        """How many tokens a conversation can have."""
+        """The most tokens that a conversation may have."""
         return self.most - self.most % self.unit
 
     def context(self, longest: int) -> int:
-        """Tokens of a sequence: as many as the longest conversation needs, and no fewer than are worth a
-        pass; whole tiles if it can be."""
-        if self.unit == self.most:  # one block, whose size is the model's own affair
+        """The length of sequences: enough for the longest conversation and for an efficient pass, in whole
+        tiles if possible."""
+        if self.unit == self.most:  # a single block, whose size belongs to the model
             return self.most
         wanted = min(max(longest, _LEAST_CONTEXT), self.longest)
         for tile in _TILES:
@@ -64,7 +64,7 @@ class Reading:
 
 
 def outline() -> dict[str, Any]:
-    """As much of the recipe as is known before the model is looked at, to check flags over it."""
+    """The part of the recipe that is known before the model is read, to check flags."""
     return merge(_COMMON, {"method": "autoregressive", "train": {"steps": 1}})
 
 
@@ -78,10 +78,10 @@ def tuning_recipe(
     rank: int | None = None,
     skip_long: bool = False,
 ) -> dict[str, Any]:
-    """The recipe, for data whose conversations fit in the context: for all weights, or for additions of a
-    rank to them."""
+    """The recipe for data whose conversations fit into the context: for all weights, or for low-rank
+    additions."""
     if rank is not None and model.method.trains_beside:
-        raise ValueError(f"--rank is for models whose weights learn, and {source} is {model.title}")
+        raise ValueError(f"--rank is for models whose weights are trained, and {source} is {model.title}")
     rate = _RATE if rank is None and not model.method.trains_beside else _RATE_OF_ADDITIONS
     beside = {} if rank is None else {"network": {"additions": rank, "additions_at": "all"}}
     looked = max(10, min(250, steps // 4))
@@ -101,5 +101,5 @@ def tuning_recipe(
 
 
 def steps_of(epochs: float, sequences: int, batch: int) -> int:
-    """How many steps read the sequences so many times."""
+    """The number of steps that read the sequences this many times."""
     return max(1, math.ceil(epochs * sequences / batch))

@@ -1,4 +1,4 @@
-"""What a run begins with: a network with weights that are drawn or a model's, whole or cut into rows."""
+"""The network that a run starts with: fresh or from a model, whole or sharded by rows."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,13 +18,13 @@ from bd3lm.models.deferred import CannotDefer, DeferredWeights, Recording
 from bd3lm.runs.merging import CHECKPOINT
 from bd3lm.runs.recipe import Recipe
 
-_HEAD = "output.weight"  # a parameter of its own where embeddings are not tied
+_HEAD = "output.weight"  # a separate parameter if embeddings are not tied
 
 
 def whole_network(
     recipe: Recipe, config: LanguageModelConfig, shards: TokenShards, start_from: str | None
 ) -> Network:
-    """A fresh network, or that of `start_from`, with all its weights in memory."""
+    """A fresh network, or the network of `start_from`, with all weights in memory."""
     with _first_draws(recipe):
         network = _built(recipe, config)
     if start_from is not None:
@@ -43,9 +43,10 @@ def whole_network(
 def sharded_network(
     recipe: Recipe, config: LanguageModelConfig, shards: TokenShards, start_from: str | None
 ) -> tuple[Network, DeferredWeights | None]:
-    """The same network without its weights, and these to be made row by row, with the same bits.
+    """The same network without its weights, and a recipe for each weight that makes it row by row, with the
+    same bits.
 
-    A network that does something when it is built that cannot be written down comes whole, without them.
+    A network whose construction does more than can be recorded comes whole, with nothing to make.
     """
     stored = None
     if start_from is not None:
@@ -76,7 +77,7 @@ def sharded_network(
 
 @contextmanager
 def _first_draws(recipe: Recipe) -> Iterator[None]:
-    """Weights are drawn on the CPU, whatever they are trained on, and leave no trace."""
+    """Draw weights on the CPU, whatever the training device, and leave the generator untouched."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(recipe.train.seed, "weights"))
         yield
@@ -90,22 +91,23 @@ def _built(recipe: Recipe, config: LanguageModelConfig) -> Network:
 
 
 def require_same_tokenizer(path: Path, config: LanguageModelConfig, source: str, shards: TokenShards) -> None:
-    """Refuse a model whose own tokenizer is not that of the data."""
+    """Refuse a model whose own tokenizer differs from the data's."""
     if (tokenizer := interop.tokenizer_for(path, config)) is None:
         return
     try:
         shards.require_tokenizer(tokenizer)
     except ValueError as error:
         raise ValueError(
-            f"start_from {source} has a tokenizer of its own, and {error}; prepare text with `bd3lm data "
-            f"prepare SOURCE DATA --tokenizer {source}` and train on it with --data.path DATA"
+            f"start_from {source} has its own tokenizer, and {error}; prepare text with `bd3lm data prepare "
+            f"SOURCE DATA --tokenizer {source}` and train on it with --data.path DATA"
         ) from None
 
 
 def _lacking(
     network: Network, theirs: Mapping[str, Shape], path: Path, config: LanguageModelConfig, source: str
 ) -> frozenset[str]:
-    """What another model lacks of a network that starts from it; a ValueError if it is no such model."""
+    """The parameters that a network has and the model it starts from lacks; a ValueError if it cannot start
+    from it."""
     ours = {name: tuple(p.shape) for name, p in network.named_parameters()}
     lacking = network.may_lack & (ours.keys() - theirs.keys())
     require_same_network(theirs, {n: s for n, s in ours.items() if n not in lacking}, source)
@@ -118,7 +120,7 @@ def _lacking(
 
 
 def _told_by_no_shape(theirs: NetworkConfig, ours: NetworkConfig) -> Iterator[str]:
-    """Fields in which networks of equal parameters differ, such as the base of rotary positions."""
+    """Differences between networks of equal parameters, such as the base of rotary positions."""
     if ours.input_vocab_size > ours.vocab_size and theirs.input_vocab_size == theirs.vocab_size:
         theirs = theirs.with_mask_apart()
     for each in fields(ours):

@@ -1,4 +1,4 @@
-"""`bd3lm bench`: how fast this machine trains and samples, beside a baseline in the same run."""
+"""`bd3lm bench`: how fast this machine trains and samples, compared with a baseline in the same run."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -9,22 +9,36 @@ from bd3lm.commands.shared.command import Command
 from bd3lm.commands.shared.flags import DeviceFlag, OptionalFile, named
 
 
+def _is_on(compile: Literal["auto", "on", "off"], device: Any) -> bool:
+    """Whether --compile says so; auto does on a GPU."""
+    return bool(device.type == "cuda") if compile == "auto" else compile == "on"
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Bench:
-    """What every benchmark takes: the model, the device, and where to keep what was measured."""
+    """The flags of every benchmark: the model, the device, and the file for the results."""
 
     method: Literal["bd3lm", "joint", "mdlm", "ar"] = "bd3lm"
-    """joint is in blocks, with a next-token loss on the clean text, which is causal."""
-    size: Annotated[str | None, named("NAME")] = None
-    """A network by the name of its size, such as smollm2-135m or qwen3-0.6b, in place of layers, hidden and
-    heads."""
+    """Method of the model. joint: bd3lm, plus a next-token loss on the clean text, which is causal."""
+    size: Annotated[
+        str | None,
+        named(
+            "NAME",
+            help="Size of a known network, such as smollm2-135m or qwen3-0.6b, instead of --layers, --hidden "
+            "and --heads.",
+        ),
+    ] = None
     block_size: int = 4
+    """Tokens per block."""
     hidden: int = 768
+    """Width of the network."""
     heads: int = 12
+    """Attention heads per layer."""
     context: int = 1024
+    """Tokens per sequence."""
     device: DeviceFlag = None
     out: OptionalFile = None
-    """Append what was measured to this file, as JSON lines."""
+    """Append the results to this file, as JSON lines."""
 
     def _shape(self, **more: Any) -> Any:
         from bd3lm.bench import Shape
@@ -39,32 +53,53 @@ class _Bench:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchTrain(_Bench):
-    """Training steps (forward, backward, clipping, AdamW, EMA) on random tokens."""
+class _BenchNetwork(_Bench):
+    """The flags of benchmarks that run a whole network."""
 
     layers: int = 12
+    """Layers of the network."""
     vocabulary: int = 50258
+    """Size of the vocabulary."""
+
+    def _network_shape(self, **more: Any) -> Any:
+        return self._shape(layers=self.layers, vocabulary=self.vocabulary, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchTrain(_BenchNetwork):
+    """Time training steps (forward, backward, clipping, AdamW, EMA) on random tokens."""
+
     batch_size: int = 32
+    """Texts per batch."""
     dropout: float = 0.1
+    """Dropout rate."""
     steps: int = 20
-    """Steps to time, after three to warm up."""
-    profile: bool = False
-    """Also show where the time goes, by three more steps of each variant under torch's profiler. The file
-    of --out has the longest single kernels too."""
+    """Steps to time, after three for warm-up."""
+    profile: Annotated[
+        bool,
+        arg(
+            help="Also show where the time goes: profile three more steps of each variant. The --out file "
+            "also lists the longest single kernels."
+        ),
+    ] = False
     compile: Literal["auto", "on", "off"] = "auto"
-    """Whether variants that do not say so are compiled; auto is on a GPU."""
-    variants: Annotated[tuple[str, ...] | None, named("VARIANT ...")] = None
-    """Any of compiled, eager, dense, two-pass, no-ema; the others are compared with the first. By default
-    compiled on a GPU, else eager. On a CPU a dense mask is what BD3-LM has anyway."""
+    """Compile the variants whose name does not decide it. auto: only on a GPU."""
+    variants: Annotated[
+        tuple[str, ...] | None,
+        named(
+            "VARIANT ...",
+            help="Any of compiled, eager, dense, two-pass, no-ema; the first is the baseline. Default: "
+            "compiled on a GPU, else eager. On a CPU, BD3-LM always has a dense mask.",
+        ),
+    ] = None
 
     def run(self) -> int:
         from bd3lm.bench import TrainingCase
         from bd3lm.commands.bench.timing import bench_training
 
         options = self._options()
-        on_gpu = options["device"].type == "cuda"
-        compile = on_gpu if self.compile == "auto" else self.compile == "on"
-        shape = self._shape(layers=self.layers, vocabulary=self.vocabulary, dropout=self.dropout)
+        compile = _is_on(self.compile, options["device"])
+        shape = self._network_shape(dropout=self.dropout)
         case = TrainingCase(shape=shape, batch_size=self.batch_size, compile=compile)
         variants = self.variants if self.variants is not None else ("compiled" if compile else "eager",)
         bench_training(case, variants, steps=self.steps, profile=self.profile, **options)
@@ -72,51 +107,66 @@ class BenchTrain(_Bench):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchForward(_Bench):
-    """The forward pass of a training step alone, without a backward pass or an optimizer."""
+class BenchForward(_BenchNetwork):
+    """Time only the forward pass of a training step, without backward pass and optimizer."""
 
-    layers: int = 12
-    vocabulary: int = 50258
     batch_size: int = 16
-    """Texts side by side; by default as in the paper (Suppl. B.7)."""
+    """Texts per batch. The default is the paper's (Suppl. B.7)."""
     repeats: int = 20
+    """Runs to time."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Whether the network is compiled; auto is on a GPU."""
-    variants: Annotated[tuple[str, ...] | None, named("VARIANT ...")] = None
-    """Any of single-pass, two-pass, dense (one pass, with a dense mask), by default all that the method has;
-    the others are compared with the first. On a CPU a dense mask is what BD3-LM has anyway."""
+    """Compile the network. auto: only on a GPU."""
+    variants: Annotated[
+        tuple[str, ...] | None,
+        named(
+            "VARIANT ...",
+            help="Any of single-pass, two-pass, dense (one pass with a dense mask); the first is the "
+            "baseline. Default: all that the method has. On a CPU, BD3-LM always has a dense mask.",
+        ),
+    ] = None
 
     def run(self) -> int:
         from bd3lm.bench import TrainingCase
         from bd3lm.commands.bench.timing import bench_forward
 
         options = self._options()
-        on_gpu = options["device"].type == "cuda"
-        compile = on_gpu if self.compile == "auto" else self.compile == "on"
-        shape = self._shape(layers=self.layers, vocabulary=self.vocabulary, dropout=0.0)
+        compile = _is_on(self.compile, options["device"])
+        shape = self._network_shape(dropout=0.0)
         case = TrainingCase(shape=shape, batch_size=self.batch_size, compile=compile, ema=False)
         bench_forward(case, self.variants, repeats=self.repeats, **options)
         return 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchSample(_Bench):
-    """Writing texts side by side by first-hitting, with random weights."""
+class BenchSample(_BenchNetwork):
+    """Time first-hitting sampling of a batch of texts, with random weights."""
 
-    layers: int = 12
-    vocabulary: int = 50258
     batch_size: int = 1
+    """Texts per batch."""
     length: int = 512
+    """Tokens per text."""
     top_p: float = 0.9
+    """Draw only from the most likely tokens that together have this probability."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of the weights; auto is bfloat16 on a GPU, else float32."""
+    """Precision of the weights. auto: bfloat16 on a GPU, else float32."""
     repeats: int = 3
-    profile: bool = False
-    """Also show where the time goes, by one more run of each variant under torch's profiler, in which texts
-    have at most 128 tokens. The file of --out has the longest single kernels too."""
-    variants: Annotated[tuple[str, ...] | None, named("VARIANT ...")] = None
-    """Any of cached, unreplayed (on a GPU: kernels launched one by one), unfused (plain kernels), plain
-    (both) and uncached; by default cached, or uncached for MDLM, which has nothing to cache."""
+    """Runs to time."""
+    profile: Annotated[
+        bool,
+        arg(
+            help="Also show where the time goes: profile one more run of each variant, with texts of at most "
+            "128 tokens. The --out file also lists the longest single kernels."
+        ),
+    ] = False
+    variants: Annotated[
+        tuple[str, ...] | None,
+        named(
+            "VARIANT ...",
+            help="Any of cached, unreplayed (on a GPU: kernels launched one by one), unfused (plain "
+            "kernels), plain (both) and uncached; the first is the baseline. Default: cached, or "
+            "uncached for MDLM, which has nothing to cache.",
+        ),
+    ] = None
 
     def run(self) -> int:
         from bd3lm.bench import SamplingCase
@@ -125,7 +175,7 @@ class BenchSample(_Bench):
         options = self._options()
         on_gpu = options["device"].type == "cuda"
         case = SamplingCase(
-            shape=self._shape(layers=self.layers, vocabulary=self.vocabulary),
+            shape=self._network_shape(),
             batch_size=self.batch_size,
             length=self.length,
             top_p=self.top_p,
@@ -137,12 +187,14 @@ class BenchSample(_Bench):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchAttention(_Bench):
-    """The attention of one layer under the training layout."""
+    """Time the attention of one layer, with the mask of training."""
 
     batch_size: int = 32
+    """Texts per batch."""
     repeats: int = 20
+    """Runs to time."""
     variants: Annotated[tuple[str, ...], arg(metavar="VARIANT ...")] = ("auto", "dense")
-    """Any of auto, flex, dense; those that are the same on the device are timed once."""
+    """Any of auto, flex, dense. Variants that are the same on this device are timed once."""
 
     def run(self) -> int:
         from bd3lm.bench import AttentionCase
@@ -163,7 +215,10 @@ Kinds = (
 
 @dataclass(frozen=True)
 class Bench(Command):
-    """How fast this machine trains and samples, each variant beside its baseline."""
+    """Measure how fast this machine trains and samples.
+
+    Each variant is compared with a baseline in the same run.
+    """
 
     kind = "bench"
 

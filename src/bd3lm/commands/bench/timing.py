@@ -1,4 +1,4 @@
-"""Variants are timed one after the other: a table for people, and JSON lines for later."""
+"""Times variants one after the other; prints a table and appends JSON lines."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +41,7 @@ _FORWARD: dict[str, Callable[[TrainingCase], TrainingCase]] = {
     "two-pass": _TRAINING["two-pass"],
     "dense": _TRAINING["dense"],
 }
-# A text of one block, or one that is written from left to right, is read in one pass whatever is done.
+# A text of one block, or a text written from left to right, is always read in one pass.
 _FORWARD_ONE_PASS = {name: _FORWARD[name] for name in ("single-pass", "dense")}
 _SAMPLING: dict[str, Callable[[SamplingCase], SamplingCase]] = {
     "cached": lambda case: case,
@@ -72,7 +72,7 @@ def bench_training(
     out: Path | None = None,
     console: Console | None = None,
 ) -> list[dict[str, Any]]:
-    """Training steps of a case in several variants, the first being what the others are compared with."""
+    """Time training steps of a case in several variants; the first is the baseline."""
     console = console or Console()
     chosen = _choose(variants, _TRAINING, case)
     _check_folder(out)
@@ -93,9 +93,9 @@ def bench_training(
         rows,
         beside,
         timed="step",
-        tokens="those of the texts",
-        more=f"used is the rate of the method's matrix products over a step, as a share of the "
-        f"{rate / 1e12:,.3g} TFLOP/s that one large product reached in this run",
+        tokens="of the texts",
+        more="used is the speed of the method's matrix products over a step, as a share of the "
+        f"{rate / 1e12:,.3g} TFLOP/s of one large product in this run",
     )
     _print_profiles(console, rows, device, "step", f"{PROFILED_STEPS} more steps of each variant")
     return rows
@@ -110,7 +110,7 @@ def bench_forward(
     out: Path | None = None,
     console: Console | None = None,
 ) -> list[dict[str, Any]]:
-    """Forward passes of training in several variants, by default in all that the method has."""
+    """Time forward passes of training in several variants, by default all that the method has."""
     console = console or Console()
     one_pass = case.shape.method == "ar" or case.shape.one_block
     known = _FORWARD_ONE_PASS if one_pass else _FORWARD
@@ -126,7 +126,7 @@ def bench_forward(
         _keep(out, record)
         rows.append(record)
     _print(console, f"Forward pass, {case.shape.title}, batch {case.batch_size}", rows, [], device)
-    _explain(console, rows, [], timed="call", tokens="those of the texts")
+    _explain(console, rows, [], timed="call", tokens="of the texts")
     return rows
 
 
@@ -140,7 +140,7 @@ def bench_sampling(
     out: Path | None = None,
     console: Console | None = None,
 ) -> list[dict[str, Any]]:
-    """Texts written in several variants, by default cached, or uncached where there is nothing to cache."""
+    """Time sampling in several variants, by default cached, or uncached if there is nothing to cache."""
     console = console or Console()
     known = _SAMPLING_ONE_BLOCK if case.shape.one_block else _SAMPLING
     chosen = _choose([next(iter(known))] if variants is None else variants, known, case)
@@ -161,11 +161,11 @@ def bench_sampling(
     beside = [] if reference is None else [(reference[1], reference[0], None)]
     texts = f"{_number(case.batch_size, 'text')} of {case.length} tokens"
     _print(console, f"Sampling, {case.shape.title}: {texts}, {case.dtype}", rows, beside, device)
-    _explain(console, rows, beside, timed="run", tokens="those written, of all texts together")
+    _explain(console, rows, beside, timed="run", tokens="written, all texts together")
     few = f"{_number(case.batch_size, 'text')} of {case.profiled_length} tokens"
     profiled = f"one more run of each variant, of {few}"
     if case.profiled_length < case.length:
-        profiled += f" and not {case.length}, to keep it small"
+        profiled += f" instead of {case.length}, to keep it small"
     _print_profiles(console, rows, device, "run", profiled)
     return rows
 
@@ -179,7 +179,7 @@ def bench_attention(
     out: Path | None = None,
     console: Console | None = None,
 ) -> list[dict[str, Any]]:
-    """One layer's attention by several kernels, forward alone and with the backward pass."""
+    """Time one layer's attention with several kernels, forward alone and with the backward pass."""
     console = console or Console()
     chosen = _choose(variants, _ATTENTION, case)
     _check_folder(out)
@@ -197,14 +197,14 @@ def bench_attention(
             alike.append(record)
         _print(console, f"Attention of one layer, {passes}, {case.title}", alike, [], device)
         rows += alike
-    _explain(console, rows, [], timed="call", tokens="those of the texts, through this one layer")
+    _explain(console, rows, [], timed="call", tokens="of the texts, through this one layer")
     return rows
 
 
 def _choose(
     variants: Sequence[str], known: Mapping[str, Callable[[Case], Case]], case: Case
 ) -> dict[str, Case]:
-    """The case as each of the named variants has it, all of them before the first is timed."""
+    """The case under each of the named variants; all names are checked before the first is timed."""
     for name in variants:
         if name not in known:
             title = case.shape.method_title
@@ -217,7 +217,7 @@ def _choose(
 def _without_repetitions(
     cases: Mapping[str, Case], device: torch.device, console: Console
 ) -> dict[str, Case]:
-    """Without those that would compute on this device what an earlier one does; which they are is said."""
+    """Leave out variants that compute the same on this device as an earlier one, and say which."""
     names: dict[Case, str] = {}
     kept = {}
     for name, case in cases.items():
@@ -230,9 +230,9 @@ def _without_repetitions(
 
 
 def _check_folder(out: Path | None) -> None:
-    """Refuse, before anything is timed for it, an --out that cannot be written."""
+    """Refuse an --out that cannot be written, before anything is timed."""
     if out is not None and not out.parent.is_dir():
-        raise ValueError(f"--out must be in an existing folder, and {out.parent} is none")
+        raise ValueError(f"--out must be in an existing folder, and {out.parent} is not one")
 
 
 def _profile(timing: Timing, **more: Any) -> dict[str, Any]:
@@ -252,7 +252,7 @@ def _print(
     reference: Sequence[tuple[str, float, float | None]],
     device: torch.device,
 ) -> None:
-    """A table of the rows, and of what others reached below; a column that would be empty is left out."""
+    """Print a table of the rows, with other people's figures below; empty columns are left out."""
     first = rows[0]["seconds"]["median"]
     lines = [("variant", "ms", "least, most", "tokens/s", "time", "GiB", "used")]
     for row in rows:
@@ -288,15 +288,15 @@ def _explain(
     tokens: str,
     more: str | None = None,
 ) -> None:
-    """What the columns are, and where the figures of others are from."""
+    """Print the meaning of the columns, and the source of other people's figures."""
     columns = [
-        f"ms is the median of {_number(rows[0]['repeats'], timed)} after some to warm up, least and most are "
-        "the fastest and the slowest of them",
-        f"tokens/s are {tokens}",
-        "time is against the first row",
+        f"ms is the median of {_number(rows[0]['repeats'], timed)} after warm-up; least and most are the "
+        "fastest and the slowest",
+        f"tokens/s counts tokens {tokens}",
+        "time is relative to the first row",
     ]
     if any(row["peak_gib"] is not None for row in rows):
-        columns.append("GiB is the most memory that was held")
+        columns.append("GiB is the peak memory")
     if more is not None:
         columns.append(more)
     console.print("; ".join(columns) + ".", soft_wrap=True, highlight=False)
@@ -307,7 +307,7 @@ def _explain(
 def _print_profiles(
     console: Console, rows: Sequence[Mapping[str, Any]], device: torch.device, unit: str, profiled: str
 ) -> None:
-    """Where the time of a step or a run goes, a table for each variant; nothing where none was profiled."""
+    """Print where the time of a step or a run goes, a table for each profiled variant."""
     profiles = {row["variant"]: row["profile"] for row in rows if "profile" in row}
     on_gpu = device.type == "cuda"
     for variant, profile in profiles.items():
@@ -326,16 +326,19 @@ def _print_profiles(
         console.print(table)
     if not profiles:
         return
-    lines = [f"profiled: {profiled}", f"share is of all {'kernels' if on_gpu else 'operators'} listed"]
+    lines = [
+        f"profiled: {profiled}",
+        f"share is of all {'kernels' if on_gpu else 'operators'} listed",
+    ]
     if on_gpu:
         lines += [
-            f"ms are of the kernels of one {unit}, which together may take longer than it where they overlap",
-            "no kernel runs for that part of the time from the first to the last, in which the profiler "
+            f"ms is the time in kernels per {unit}; overlapping kernels can add up to more than the {unit}",
+            "no kernel runs: share of the time between the first and the last kernel, while the profiler "
             "slows the host",
         ]
     else:
         lines.append(
-            f"ms are of the operators of one {unit}, slowed by the profiler and without Python's share"
+            f"ms is the time in operators per {unit}, slowed by the profiler and without Python's share"
         )
     console.print("; ".join(lines) + ".", soft_wrap=True, highlight=False)
 

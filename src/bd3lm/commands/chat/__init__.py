@@ -1,4 +1,4 @@
-"""`bd3lm chat`: talk to a model in a terminal, or from a script."""
+"""`bd3lm chat`: talk to a model in a terminal or from a script."""
 
 import os
 import sys
@@ -40,10 +40,10 @@ _NO_TOKENIZER = "the model was saved without a tokenizer; name one with --tokeni
 
 @dataclass(frozen=True)
 class Chat(Command):
-    """Talk to a model: each line is a message, and its answer is shown as it is written.
+    """Talk to a model, in the terminal or from a pipe.
 
-    A line that begins with / is a command; /help shows them. From a pipe, each line is a message too, and
-    standard output has nothing but the answers.
+    Each line is a message, and the answer appears as it is written. A line that begins with / is a command;
+    /help lists the commands. With input from a pipe, standard output holds only the answers.
     """
 
     kind = "chat"
@@ -51,18 +51,23 @@ class Chat(Command):
     model: Model
     """A run, model folder, GGUF file or hub id, or box, the model that comes with bd3lm."""
     system: Annotated[str | None, named("TEXT")] = None
-    """What the model is told before the conversation."""
-    chat_template: Annotated[str | None, named("plain|FILE")] = None
-    """How a conversation becomes a text, for a model that came without a template or with another: a file
-    (Jinja), or plain, which writes User: and Assistant: before what they say."""
+    """System message, placed before the conversation."""
+    chat_template: Annotated[
+        str | None,
+        named(
+            "plain|FILE",
+            help="Chat template, for a model saved without one or to replace its own: a Jinja file, or "
+            "plain, which puts User: and Assistant: before the messages.",
+        ),
+    ] = None
     max_new_tokens: OptionalInt = None
-    """Tokens of an answer at most; by default all that the context has room for."""
+    """Most tokens of an answer. Default: as many as the context has room for."""
     drafts: bool = False
-    """In a terminal, show what is tried and drafted while an answer is written."""
+    """In a terminal, show drafts and tokens that are not settled yet while an answer is written."""
     history: OptionalFile = None
-    """Keep what is typed in this file, for the arrow keys of the next time; by default it is forgotten."""
+    """Save what you type to this file, for the arrow keys next time. Default: nothing is saved."""
     seed: int = 0
-    """Of each answer. The same conversation with the same seed has the same answer."""
+    """Seed of each answer. The same conversation with the same seed gives the same answer."""
     temperature: TemperatureFlag = 1.0
     top_p: TopPFlag = None
     top_p_rule: TopPRuleFlag = "inclusive"
@@ -95,12 +100,12 @@ class Chat(Command):
         check_ways(choices)
         check_numbers(choices)
         if self.drafts and not sys.stdout.isatty():
-            raise ValueError("--drafts is for a terminal, and standard output is none")
+            raise ValueError("--drafts needs a terminal, and standard output is not one")
         template = None if self.chat_template is None else named_template(self.chat_template)
         check_models([self.model], device=self.device, lean=self.lean)
         is_live = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
         if self.history is not None and not is_live:
-            raise ValueError("--history is for a terminal, and standard input or output is none")
+            raise ValueError("--history needs a terminal, and standard input or output is not one")
         lines = TypedLines(self.history) if is_live else PipedLines()
         source = one_model(self.model)
         path = interop.resolve(source)
@@ -110,7 +115,7 @@ class Chat(Command):
             if template is None and saved_template(path) is None:
                 raise ValueError(_no_template(self.model))
 
-        import torch  # what is above needs none, and whoever mistyped something need not wait for it
+        import torch  # the checks above do not need it, so a typing mistake is reported at once
 
         from bd3lm.commands.chat.answers import Answerer
         from bd3lm.commands.chat.conversation import Conversation, check_template, check_text
@@ -154,7 +159,7 @@ class Chat(Command):
         return 0
 
     def _choices(self) -> "Sample":
-        """The flags that `bd3lm sample` has too, as its own."""
+        """The flags that chat shares with `bd3lm sample`, as a `Sample`."""
         from bd3lm.commands.sample import Sample
 
         theirs = {each.name for each in fields(Sample)}
@@ -163,6 +168,6 @@ class Chat(Command):
 
 def _no_template(model: str) -> str:
     return (
-        f"{model} must have a chat template, and its tokenizer has none: name a file with one, "
-        "--chat-template FILE, or say --chat-template plain"
+        f"{model} must have a chat template, and its tokenizer has none: give a file with one, "
+        "--chat-template FILE, or use --chat-template plain"
     )

@@ -1,4 +1,4 @@
-"""A model that answers: tokens in, text out as it is settled, and what there is of it when it is stopped."""
+"""Answers of a model: tokens in, text out as it is settled; when stopped, the text so far."""
 
 import time
 from collections.abc import Sequence
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model wrote, or as much as there was when it was stopped."""
+    """The text of an answer, complete or as far as it got when it was stopped."""
 
     text: str
     generation: Generation | None
-    """None where it was stopped."""
+    """None if the answer was stopped."""
 
 
 class Answerer:
-    """A model with settings that can be changed, as the flags of `bd3lm sample` say them."""
+    """A model with settings that can change, named like the flags of `bd3lm sample`."""
 
     def __init__(
         self, model: LanguageModel, tokenizer: "Tokenizer", choices: "Sample", stops: Sequence[str] = ()
@@ -43,35 +43,36 @@ class Answerer:
         self.choose(choices)
 
     def choose(self, choices: "Sample") -> None:
-        """Take other settings, if they can be: what is wrong with them is said, and the old ones stay."""
+        """Change the settings. If they are wrong, this raises, and the old settings stay."""
         check_ways(choices)
         check_numbers(choices)
         variant, engine = self.variant, self.engine
         if (choices.law, choices.lean) != (self.choices.law, self.choices.lean):
             variant = self._under(choices)
-            engine = TextEngine(variant, seats=1)  # else what it has recorded on a GPU is of use
+            engine = TextEngine(variant, seats=1)  # otherwise keep it, with the GPU graphs it recorded
         settings = choices.settings_for(variant.config.method)
         settings = replace(settings, stop=(*settings.stop, *self.stops))
         first = next(token for token in range(2) if token != variant.config.mask_id)
-        engine.submit([first], settings, max_new_tokens=1).abort()  # which refuses what cannot be
+        engine.submit([first], settings, max_new_tokens=1).abort()  # refuses invalid settings
         if engine is not self.engine:
             self.engine.close()
         self.choices, self.settings, self.engine, self.variant = choices, settings, engine, variant
 
     def _under(self, choices: "Sample") -> LanguageModel:
-        """The model in the law and with the lean that are asked for."""
+        """The model with the requested law and lean."""
         model = self.model if choices.law is None else self.model.with_law(choices.law)
         return model if choices.lean is None else model.with_lean(choices.lean)
 
     def most_new(self, given: int) -> int:
-        """How many tokens an answer may have after so many: as many as the context has room for."""
+        """The most tokens an answer may have after this many tokens: --max-new-tokens, or the room in the
+        context."""
         room = self.model.config.network.context - given
         return room if self.choices.max_new_tokens is None else min(self.choices.max_new_tokens, room)
 
     def answer(self, tokens: Sequence[int], *, seed: int, show: Show, may_stop: bool) -> Answer:
-        """What follows these tokens: the text of `generate` with `seeds=[seed]` and `most_new` tokens.
+        """Write what follows these tokens: the text of `generate` with `seeds=[seed]` and `most_new` tokens.
 
-        Ctrl-C ends it there, where it `may_stop` so.
+        Ctrl-C ends the answer early if it `may_stop`.
         """
         handle = self.engine.submit(
             list(tokens),
@@ -88,7 +89,7 @@ class Answerer:
             self.seconds += time.perf_counter() - begun
             return answer
         except (Exception, KeyboardInterrupt) as error:
-            # The old one may have been stopped while it held a lock, so it is left and not closed.
+            # The old engine may have been stopped while it held a lock, so it is dropped, not closed.
             self.engine = TextEngine(self.variant, seats=1)
             stop = stop_behind(error)
             if stop is None or isinstance(stop, Terminated) or not may_stop:
@@ -120,7 +121,7 @@ class Answerer:
 
 
 class _Settled:
-    """Tokens that stay, told by pieces or found among all that happens."""
+    """Tokens that are settled, collected from the events."""
 
     def __init__(self, handle: Handle) -> None:
         self.start = self.stop = len(handle.request.given)
@@ -139,6 +140,6 @@ class _Settled:
                 self.stop = stop
 
     def more(self) -> tuple[int, list[int]]:
-        """Those that are new, and where they begin."""
+        """The new settled tokens, and the position of the first."""
         start, self.start = self.start, max(self.start, self.stop)
         return start, [self.tokens.pop(place) for place in range(start, self.start)]

@@ -1,5 +1,4 @@
-"""What was said so far, as the model is given it: whole, or without the oldest exchanges where it is too
-long; and as a line of JSON in a file."""
+"""The conversation so far: the part that the model is given, and the whole as a line of JSON in a file."""
 
 import json
 from collections.abc import Sequence
@@ -14,22 +13,22 @@ from bd3lm.io.files import local_path, read_text, write_atomically
 from bd3lm.io.reading import MAX_DOCUMENT
 from bd3lm.io.terminal import as_utf8
 
-_CHARACTERS = 64  # of a token, on average, at most; what is longer is not tokenized to find out
-_SHARE = 4  # an answer has at least one in so many tokens of the context
+_CHARACTERS = 64  # per token, on average, at most; longer text is not even tokenized
+_SHARE = 4  # an answer gets at least one in this many tokens of the context
 
 
 @dataclass(frozen=True)
 class Window:
-    """What the model is given of a conversation."""
+    """The part of a conversation that the model is given."""
 
     tokens: list[int]
     dropped: int
-    """Exchanges, the oldest ones, that it is not given."""
+    """The oldest exchanges, this many, are left out."""
 
 
 @dataclass
 class Conversation:
-    """Exchanges of a user's message and its answer; between turns all are whole."""
+    """Exchanges of a user's message and its answer; between turns every exchange is complete."""
 
     template: str
     tokenizer: Tokenizer
@@ -40,21 +39,21 @@ class Conversation:
 
     @property
     def most_characters(self) -> int:
-        """Of a message: more are not even tokenized."""
+        """Of a message; a longer one is not even tokenized."""
         return _CHARACTERS * self.context
 
     def window(self, message: str, most_new: int | None) -> Window:
-        """What the model is given to answer a message, with room for an answer.
+        """The tokens to answer a message with, leaving room for the answer.
 
-        The room is `most_new` tokens or a quarter of the context, whichever is less. It depends on nothing
-        but the conversation, so the same one is always given in the same way.
+        The room is `most_new` tokens or a quarter of the context, whichever is less. It depends only on the
+        conversation, so the same conversation always gives the same tokens.
         """
         check_text(message, "a message", self.most_characters)
         share = max(self.context // _SHARE, 1)
         limit = self.context - (share if most_new is None else min(most_new, share))
         dropped, last = self._first_of_interest(), len(self.exchanges)
         tokens = self.tokens(message, dropped)
-        if len(tokens) > limit and dropped < last:  # the fewest that must go
+        if len(tokens) > limit and dropped < last:  # the fewest exchanges to leave out
             too_few, dropped, tokens = dropped, last, self.tokens(message, last)
             while dropped - too_few > 1:
                 middle = (too_few + dropped) // 2
@@ -65,18 +64,18 @@ class Conversation:
                     dropped, tokens = middle, found
         if len(tokens) >= self.context:
             raise ValueError(
-                f"a message must leave room for an answer in the context of {self.context:,} tokens, got one "
-                f"that makes {len(tokens):,}"
+                f"a message must leave room for an answer in the context of {self.context:,} tokens, got a "
+                f"message that makes {len(tokens):,}"
             )
         return Window(tokens, dropped)
 
     def tokens(self, message: str, dropped: int = 0) -> list[int]:
-        """The whole conversation with one more message, but for so many of the oldest exchanges."""
+        """The conversation with one more message, without this many of the oldest exchanges."""
         turns = [*self._before(dropped), Message("user", message)]
         return conversation(self.template, turns, self.tokenizer)
 
     def messages(self) -> list[dict[str, str]]:
-        """All of it, as files and servers have it."""
+        """All messages, in the format of files and servers."""
         return [{"role": each.role, "content": each.content} for each in self._before(0)]
 
     def _before(self, dropped: int) -> list[Message]:
@@ -86,7 +85,7 @@ class Conversation:
         return turns
 
     def _first_of_interest(self) -> int:
-        """The first exchange from which on all might fit, by characters alone."""
+        """The first exchange from which on the rest might fit, counting only characters."""
         left = self.most_characters
         for place in range(len(self.exchanges) - 1, -1, -1):
             left -= sum(map(len, self.exchanges[place]))
@@ -95,7 +94,7 @@ class Conversation:
         return 0
 
     def save(self, file: str) -> Path:
-        """Write it to a new file: one line of JSON, which `bd3lm tune` reads too."""
+        """Write the conversation to a new file, as one line of JSON that `bd3lm tune` reads too."""
         path = local_path(file)
         check_new_file(path, "/save")
         line = json.dumps({"messages": self.messages()}, ensure_ascii=False)
@@ -103,12 +102,12 @@ class Conversation:
         return path
 
     def load(self, file: str) -> None:
-        """Take up the conversation in a file, in place of this one."""
+        """Replace this conversation with the one in a file."""
         self.system, self.exchanges = read_conversation(local_path(file))
 
 
 def read_conversation(path: Path) -> tuple[str | None, list[tuple[str, str]]]:
-    """The system's message, if there is one, and the exchanges of the one conversation in a file."""
+    """The system message, if there is one, and the exchanges of the single conversation in a file."""
     lines = [line for line in read_text(path, most=MAX_DOCUMENT).split("\n") if line.strip()]
     if len(lines) != 1:
         raise ValueError(
@@ -117,17 +116,17 @@ def read_conversation(path: Path) -> tuple[str | None, list[tuple[str, str]]]:
     try:
         said = json.loads(lines[0])
     except (ValueError, RecursionError):
-        raise ValueError(f"/load must be a file of JSON, and {path} is none") from None
+        raise ValueError(f"/load must be a JSON file, and {path} is not") from None
     messages = said.get("messages") if isinstance(said, dict) else None
     if not isinstance(messages, list):
-        raise ValueError(f"/load must be an object with a list of messages, and {path} holds another thing")
+        raise ValueError(f"/load must be an object with a list of messages, and {path} is not")
     turns = [_turn(each, place, path) for place, each in enumerate(messages)]
     system = turns.pop(0)[1] if turns and turns[0][0] == "system" else None
     roles = [role for role, _ in turns]
     if roles != ["user", "assistant"] * (len(turns) // 2):
         raise ValueError(
-            "/load must be a conversation of user and assistant in turns, the last of them the assistant's, "
-            f"and that of {path} is not"
+            "/load must be a conversation that alternates between user and assistant and ends with the "
+            f"assistant, and {path} is not"
         )
     texts = [text for _, text in turns]
     return system, list(zip(texts[::2], texts[1::2], strict=True))
@@ -138,13 +137,13 @@ def _turn(message: Any, place: int, path: Path) -> tuple[str, str]:
     content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(role, str) or not isinstance(content, str):
         raise ValueError(f"/load: message {place} of {path} must have a role and a content, both texts")
-    Message(role, content)  # says which roles there are
+    Message(role, content)  # its error lists the allowed roles
     check_text(content, f"message {place} of {path}", MAX_DOCUMENT)
     return role, content
 
 
 def check_text(text: str, name: str, most: int) -> None:
-    """Refuse what is no Unicode, as a terminal with another encoding sends it, and what is far too long."""
+    """Refuse invalid Unicode, which a terminal with another encoding sends, and text that is far too long."""
     if len(text) > most:
         raise ValueError(f"{name} must have at most {most:,} characters here, got {len(text):,}")
     try:
@@ -154,5 +153,5 @@ def check_text(text: str, name: str, most: int) -> None:
 
 
 def check_template(template: str, system: str | None, tokenizer: Tokenizer) -> Sequence[int]:
-    """Refuse a template that cannot write a conversation, or takes no system's message where there is one."""
+    """Refuse a template that cannot write a conversation, or that does not take the given system message."""
     return Conversation(template, tokenizer, 1 << 30, system, [("Hello", "Hello")]).tokens("Hello")

@@ -1,4 +1,4 @@
-"""What is seen of an answer while it is written: its text as it is settled, or all that is tried before."""
+"""How an answer is shown while it is written: only settled text, or drafts too."""
 
 import re
 from typing import Protocol
@@ -22,21 +22,21 @@ class Show(Protocol):
     """Shows one answer."""
 
     watches: bool
-    """Whether it is told of each pass."""
+    """Whether it needs the events of each pass."""
 
     def __enter__(self) -> object: ...
 
     def __exit__(self, *_: object) -> None: ...
 
     def more(self, text: str) -> None:
-        """Text that stays."""
+        """Called with settled text."""
 
     def event(self, event: Event) -> None:
-        """All that happens, where it `watches`."""
+        """Called with every event, if it `watches`."""
 
 
 class Piped:
-    """The answer as it is, for a file or a program, and a line end."""
+    """Writes the answer unchanged, for a file or a program, with a line end."""
 
     watches = False
 
@@ -54,14 +54,14 @@ class Piped:
         self.console.file.flush()
 
     def event(self, event: Event) -> None:
-        raise RuntimeError("it does not watch")
+        raise RuntimeError("plain output watches no events")
 
 
 class Typed:
-    """The answer in a terminal, as it comes, wrapped at words.
+    """Writes the answer to a terminal as it comes, wrapped at words.
 
-    A word is written as far as it is known. Where it grows past the end of the line, it is taken back and
-    written on the next one.
+    A word is written as far as it is known. If it grows past the end of the line, it is erased and written on
+    the next line.
     """
 
     watches = False
@@ -69,7 +69,7 @@ class Typed:
     def __init__(self, console: Console) -> None:
         self.console = console
         self.column = 0
-        self.word = ""  # as much of the last word as stands on this line
+        self.word = ""  # the part of the last word that is on this line
         self.has_begun = False
 
     def __enter__(self) -> "Typed":
@@ -79,7 +79,7 @@ class Typed:
         self._write("\n" if self.column else "")
 
     def event(self, event: Event) -> None:
-        raise RuntimeError("it does not watch")
+        raise RuntimeError("wrapped output watches no events")
 
     def more(self, text: str) -> None:
         if not self.has_begun:
@@ -95,7 +95,7 @@ class Typed:
                 self._more_of_word(piece)
 
     def _space(self, blank: str) -> None:
-        """At the end of a line there is no need for any."""
+        """A space at the end of a line is not needed."""
         for sign in blank:
             wide = _TAB - self.column % _TAB if sign == "\t" else cell_len(sign)
             fits = min(wide, self.console.width - self.column)
@@ -104,7 +104,7 @@ class Typed:
         self.word = ""
 
     def _more_of_word(self, piece: str) -> None:
-        start = self.column - cell_len(self.word)  # below 0 where the word is longer than a line
+        start = self.column - cell_len(self.word)  # below 0 if the word is longer than a line
         more = piece
         if start > 0 and self.column + cell_len(piece) > self.console.width:
             if self.word:
@@ -113,7 +113,7 @@ class Typed:
             more, self.column = self.word + piece, 0
         self._write(more)
         self.word += piece
-        for sign in more:  # as a terminal breaks what does not fit
+        for sign in more:  # as a terminal breaks a word that is too long
             wide = cell_len(sign)
             self.column = wide if self.column + wide > self.console.width else self.column + wide
 
@@ -132,7 +132,7 @@ class Typed:
 
 
 class Watched(Animation):
-    """The answer with what is tried and drafted of it, redrawn as it comes; at last what of it stays."""
+    """Redraws the answer with its drafts as it comes, and at last shows the settled text."""
 
     def __init__(self, console: Console, tokenizer: Tokenizer, mask_id: int, *, given: int) -> None:
         super().__init__(console, tokenizer, mask_id, shown_from=given)

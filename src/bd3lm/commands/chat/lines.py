@@ -1,4 +1,4 @@
-"""Messages as they are typed or piped: lines, of which several can make one."""
+"""Reads messages, typed or piped; a message can span several lines."""
 
 import sys
 from collections.abc import Generator
@@ -17,26 +17,26 @@ _MOST_HISTORY, _MOST_BYTES = 1000, 10_000_000
 
 
 class Lines(Protocol):
-    """Where lines come from."""
+    """A source of lines."""
 
     is_live: bool
-    """Whether somebody sits there, who can say it again."""
+    """Whether a person types, who can correct a mistake."""
 
     def read(self, prompt: str) -> str:
-        """The next line without its end; EOFError where there is none."""
+        """The next line without its line end; EOFError at the end."""
 
     def close(self) -> None:
-        """No more is read."""
+        """Called when no more lines are read."""
 
 
 class PipedLines:
-    """Lines of standard input, of whatever length a document may have."""
+    """Lines of standard input, each as long as a document may be."""
 
     is_live = False
 
     def __init__(self) -> None:
         if sys.stdin is None:
-            raise ValueError("standard input must be open, or there is nobody to chat with")
+            raise ValueError("standard input must be open, got none: there is nothing to read messages from")
         text = TextIOWrapper(sys.stdin.buffer, encoding=ENCODING, newline="\n")
         self._lines = self._each(text)
 
@@ -47,7 +47,7 @@ class PipedLines:
         except UnicodeDecodeError as error:
             raise ValueError(f"standard input must be UTF-8 text, and is not: {error}") from None
         finally:
-            text.detach()  # it would close standard input
+            text.detach()  # closing it would close standard input
 
     def read(self, prompt: str) -> str:
         line = next(self._lines, None)
@@ -60,14 +60,13 @@ class PipedLines:
 
 
 class TypedLines:
-    """Lines of a terminal, to be edited and found again as in a shell; kept in a file only where one is
-    named."""
+    """Lines typed in a terminal, with editing and history as in a shell; saved only to a named file."""
 
     is_live = True
 
     def __init__(self, history: Path | None = None) -> None:
         self._readline: Any = None
-        with suppress(ImportError):  # Windows has none
+        with suppress(ImportError):  # Windows has no readline
             import readline
 
             self._readline = readline
@@ -82,7 +81,7 @@ class TypedLines:
         return input(prompt)
 
     def close(self) -> None:
-        """Keep what was typed, where that is asked for."""
+        """Save the history, if requested."""
         if self._history is None or self._readline is None:
             return
         number = self._readline.get_current_history_length()
@@ -90,14 +89,14 @@ class TypedLines:
         lines = [self._readline.get_history_item(place + 1) or "" for place in range(first, number)]
         kept = "".join(f"{' '.join(line.splitlines())}\n" for line in lines)
         write_atomically(self._history, as_utf8(kept))
-        self._history.chmod(0o600)  # as shells have theirs
+        self._history.chmod(0o600)  # as shells protect theirs
 
 
 def read_history(path: Path) -> list[str]:
-    """The last lines of a history, of which there may be none yet."""
+    """Load the last lines of a history file, which may not exist yet."""
     if not path.exists():
         if not path.parent.is_dir():
-            raise ValueError(f"--history must be in an existing folder, and {path.parent} is none")
+            raise ValueError(f"--history must be in an existing folder, and {path.parent} is not one")
         return []
     return read_text(path, most=_MOST_BYTES).split("\n")[:-1][-_MOST_HISTORY:]
 
@@ -108,19 +107,19 @@ def read_first(lines: Lines) -> str:
 
 
 def read_rest(first: str, lines: Lines) -> str:
-    """The whole message, or command: a line, or several, each but the last ending in a backslash."""
+    """The whole message or command: one line, or several, if each but the last ends in a backslash."""
     found = [first]
     while _goes_on(found[-1]):
         found[-1] = found[-1][:-1]
         try:
             found.append(lines.read(_NEXT))
-        except EOFError:  # there is no more to come of it
+        except EOFError:  # the input has ended, so the message is dropped
             break
     return "\n".join(found)
 
 
 def read_pasted(lines: Lines) -> str:
-    """All lines up to one that says /end, or up to the end of input, as they are."""
+    """All lines unchanged, up to /end or the end of input."""
     found = []
     with suppress(EOFError):
         while (line := lines.read(_NEXT)) != PASTE_END:
@@ -129,5 +128,5 @@ def read_pasted(lines: Lines) -> str:
 
 
 def _goes_on(line: str) -> bool:
-    """Two backslashes at the end are two backslashes."""
+    """Two backslashes at the end are literal."""
     return (len(line) - len(line.rstrip("\\"))) % 2 == 1

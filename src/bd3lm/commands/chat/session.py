@@ -1,4 +1,4 @@
-"""The conversation at a terminal or from a pipe: messages are answered, and /commands are done."""
+"""The chat session, at a terminal or from a pipe: answers messages and runs /commands."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
@@ -39,7 +39,7 @@ SETTINGS = (
     "scheme",
     "candidates",
 )
-"""What /set changes: flags of `bd3lm sample` by their names."""
+"""The settings that /set changes, named like the flags of `bd3lm sample`."""
 
 _OTHER_NAMES = {"speculate": "speculation", "max_tokens": "max_new_tokens"}
 _UNSAID = ("default", "none")
@@ -47,7 +47,7 @@ _NUMBERS = {"int_parsing": "a whole number", "int_from_float": "a whole number",
 
 
 class Session:
-    """A conversation with a model, until its lines end."""
+    """A conversation with a model, until the input ends."""
 
     def __init__(
         self,
@@ -73,22 +73,22 @@ class Session:
             "again": ("", "answer the last message again, with the next seed", self._again),
             "system": (
                 "[TEXT]",
-                "what the model is told before all else; without a text, nothing",
+                "set the system message; without TEXT, remove it",
                 self._system,
             ),
-            "set": ("NAME VALUE", "change a setting; the value default takes it back", self._set),
-            "show": ("", "show the settings, and how much of the context is used", self._show),
-            "drafts": ("on|off", "show what is tried while an answer is written", self._drafts),
-            "paste": ("", f"a message of many lines, up to one that says {PASTE_END}", self._paste),
-            "save": ("FILE", "write the conversation to a new file, a line of JSON", self._save),
-            "load": ("FILE", "take up the conversation in such a file", self._load),
-            "quit": ("", "end; so does Ctrl-D", self._quit),
+            "set": ("NAME VALUE", "change a setting; the value default resets it", self._set),
+            "show": ("", "show the settings and how much of the context is used", self._show),
+            "drafts": ("on|off", "show drafts while an answer is written", self._drafts),
+            "paste": ("", f"type a message of many lines; {PASTE_END} on a line ends it", self._paste),
+            "save": ("FILE", "write the conversation to a new file, as a line of JSON", self._save),
+            "load": ("FILE", "continue a conversation from such a file", self._load),
+            "quit": ("", "quit; so does Ctrl-D", self._quit),
         }
 
     # --- the loop ---
 
     def run(self) -> None:
-        """Until /quit, the end of input, or Ctrl-C twice."""
+        """Run until /quit, the end of input, or Ctrl-C twice."""
         if self.lines.is_live:
             context = f"context {self.talk.context:,} tokens"
             self._note(f"{self.name} · {context} · /help shows the commands, Ctrl-D ends")
@@ -110,9 +110,9 @@ class Session:
                 if was_stopped:
                     break
                 was_stopped = True
-                self._note("Ctrl-C again, Ctrl-D or /quit ends")
+                self._note("Ctrl-C again, Ctrl-D or /quit quits")
             except (ValueError, OSError) as error:
-                # Who types can say it again; a script must not go on as if it had been done.
+                # A person can correct a mistake; a script must not continue as if the line had worked.
                 if not self.lines.is_live or isinstance(error, BrokenPipeError):
                     raise
                 self._note(one_entry(str(error)), style="red")
@@ -120,7 +120,7 @@ class Session:
             self._note(summary(self.answerer.done, self.answerer.seconds))
 
     def _take(self, said: str) -> None:
-        """A message, or a command; two slashes begin a message with one."""
+        """Handle a message or a command; two slashes begin a message with one slash."""
         if said.startswith("//"):
             self._answer(said[1:])
         elif said.startswith("/"):
@@ -147,7 +147,7 @@ class Session:
     # --- answers ---
 
     def _answer(self, message: str, *, attempt: int = 0) -> None:
-        """Have a message answered; the conversation goes on from there, if there is any answer."""
+        """Answer a message; the conversation then includes both, unless there is no answer."""
         answerer = self.answerer
         window = self.talk.window(message, answerer.choices.max_new_tokens)
         if window.dropped > self._dropped:
@@ -156,7 +156,7 @@ class Session:
             )
             self._note(
                 f"{number} no longer fit{'s' * (window.dropped == 1)} in the context of "
-                f"{self.talk.context:,} tokens, and the model is not given "
+                f"{self.talk.context:,} tokens, and the model does not see "
                 f"{'it' if window.dropped == 1 else 'them'}"
             )
         self._dropped = window.dropped
@@ -167,12 +167,12 @@ class Session:
             may_stop=self.lines.is_live,
         )
         if answer.generation is None and not answer.text:
-            self._note("stopped before there was an answer; the message is taken back")
+            self._note("stopped before there was an answer; the message is removed")
             return
         self._attempt = attempt
         self.talk.exchanges.append((message, answer.text))
         if answer.generation is None:
-            self._note("stopped; the answer is kept as far as it goes")
+            self._note("stopped; the partial answer is kept")
         elif answer.generation.stopped_by == "length":
             full = len(answer.generation.tokens) >= self.talk.context
             why = "the context is full" if full else "max_new_tokens"
@@ -197,7 +197,7 @@ class Session:
         for name, (takes, what, _work) in self._commands.items():
             self._note(f"  {f'/{name} {takes}':<18} {what}")
         self._note(f"  settings: {', '.join(SETTINGS)}")
-        self._note("  A line that ends in a backslash goes on in the next. Ctrl-C stops an answer.")
+        self._note("  A line that ends in a backslash continues on the next line. Ctrl-C stops an answer.")
 
     def _new(self, _: str) -> None:
         self.talk.exchanges.clear()
@@ -208,7 +208,7 @@ class Session:
         message = self._last()[0]
         self.talk.exchanges.pop()
         self._attempt = 0
-        self._note(f"taken back: {message!r:.60}")
+        self._note(f"removed: {message!r:.60}")
 
     def _again(self, _: str) -> None:
         exchange = self._last()
@@ -217,7 +217,7 @@ class Session:
         try:
             self._answer(exchange[0], attempt=self._attempt + 1)
         finally:
-            if len(self.talk.exchanges) < number:  # no other answer came
+            if len(self.talk.exchanges) < number:  # no new answer came
                 self.talk.exchanges.append(exchange)
 
     def _last(self) -> tuple[str, str]:
@@ -228,10 +228,10 @@ class Session:
     def _system(self, text: str) -> None:
         system = text or None
         if system is not None:
-            check_text(system, "the system's message", self.talk.most_characters)
+            check_text(system, "the system message", self.talk.most_characters)
         check_template(self.talk.template, system, self.talk.tokenizer)
         self.talk.system = system
-        self._note("no system message" if system is None else "the model is told so from now on")
+        self._note("no system message" if system is None else "the system message applies from now on")
 
     def _set(self, rest: str) -> None:
         name, _, text = rest.partition(" ")
@@ -258,8 +258,8 @@ class Session:
         tokens = len(talk.window("", choices.max_new_tokens).tokens)
         number = len(talk.exchanges)
         self._note(
-            f"  {number} exchange{'s' * (number != 1)}; before the next message {tokens:,} of "
-            f"{talk.context:,} tokens of the context are used"
+            f"  {number} exchange{'s' * (number != 1)}; the conversation uses {tokens:,} of {talk.context:,} "
+            "tokens of the context"
         )
         if self.answerer.done:
             self._note(f"  {summary(self.answerer.done, self.answerer.seconds)}")
@@ -272,7 +272,7 @@ class Session:
 
     def _set_drafts(self, on: bool) -> None:
         if on and not self.console.is_terminal:
-            raise ValueError("drafts are shown in a terminal, and standard output is none")
+            raise ValueError("drafts need a terminal, and standard output is not one")
         self.is_drafting = on
 
     def _paste(self, _: str) -> None:
@@ -295,7 +295,7 @@ class Session:
 
 
 def setting_value(command: type["Sample"], name: str, text: str) -> Any:
-    """What is typed for a setting, as the flag of that name would read it."""
+    """The value of a setting, parsed like the flag of that name."""
     (flag,) = [each for each in fields(command) if each.name == name]
     if text in _UNSAID:
         return flag.default

@@ -1,8 +1,8 @@
-"""`bd3lm demo`: train, measure and sample a small block diffusion model, on text every Python carries.
+"""`bd3lm demo`: train, measure and sample a small block diffusion model on text that comes with Python.
 
-An autoregressive model comes first. From it go on, for as many steps again, an autoregressive model and a
-block diffusion model with blocks of 4, which can be compared therefore. All are measured on held-out text:
-exactly, and the last also by the bound that the paper can print.
+It trains an autoregressive model first. Training then continues twice from there, for as many steps again:
+once autoregressively, once as block diffusion with blocks of 4, so the two can be compared. All models are
+measured exactly on held-out text, and the last also by the paper's bound.
 """
 
 from dataclasses import dataclass
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Demo(Command):
-    """Train a small model on text that every Python carries, measure it exactly, and sample from it."""
+    """Train small models on Python's documentation, measure them, and sample text."""
 
     kind = "demo"
 
     out: Annotated[Path, arg(metavar="FOLDER")] = Path("runs/demo")
-    """Where to write the run."""
+    """Folder of the run."""
 
     def run(self) -> int:
         return run_demo(self.out)
 
 
 def run_demo(out: Path, *, console: "Console | None" = None) -> int:
-    """Train the demo's models under `out`, and report; the exit status, 130 when stopped."""
+    """Train the demo's models in `out`, and report; return the exit status, 130 if stopped."""
     from rich.text import Text
 
     from bd3lm.commands.demo.results import show_results
@@ -44,10 +44,10 @@ def run_demo(out: Path, *, console: "Console | None" = None) -> int:
         Text.assemble(
             ("Block diffusion on a laptop.", "bold"),
             " An autoregressive model writes one token after another. A block diffusion model writes a block "
-            "at a time: it starts from 4 masks and uncovers them in a random order that leans to the left, "
-            "each time looking at all it has so far. Here a model of the first kind is trained on the "
-            "documentation that comes with Python. From it training goes on twice, for as long again: as "
-            "before, and with blocks.\n",
+            "at a time: it starts from 4 masks and reveals them in a random order that leans to the left, "
+            "each time looking at everything so far. First, an autoregressive model is trained on the "
+            "documentation that comes with Python. Training then continues from it twice, for as many steps "
+            "again: once as before, and once with blocks.\n",
         ),
         soft_wrap=True,
     )

@@ -1,4 +1,4 @@
-"""What is shown when a small run has been trained: held-out perplexities, a text, and the report's page."""
+"""Results of a small run after training: held-out perplexities, a text, and report.html."""
 
 import math
 import sys
@@ -28,14 +28,15 @@ from bd3lm.runs.plan import Run
 from bd3lm.runs.recipe import Recipe, recipe_from_dict
 from bd3lm.runs.stages import resolve_stages
 
-_DRAWS = 8  # of each text, for a bound that is estimated
+_DRAWS = 8  # draws per text, for an estimated bound
 _BOX_PROMPT = "The city of"
 
 
 def show_results(runs: list[Run], out: Path, *, console: Console | None = None) -> None:
-    """Held-out perplexities of every stage beside the unigram's, a sample of the last, and report.html.
+    """Print held-out perplexities of every stage and of the unigram model, a sample of the last stage, and
+    write report.html.
 
-    Without held-out text there is neither a perplexity nor the prompt of a sample.
+    Without held-out text there are no perplexities and no prompt for a sample.
     """
     console = console or Console()
     run = runs[-1]
@@ -48,7 +49,7 @@ def show_results(runs: list[Run], out: Path, *, console: Console | None = None) 
     else:
         _print_perplexities(runs, out, console)
         _print_long_text(run, console)
-    with _doing("letting the model in the box write", console):
+    with _doing("letting the box model write", console):
         keep_box_film(_subject(run), _BOX_PROMPT)
     with _doing("writing the report", console):
         page = make_report(
@@ -58,7 +59,7 @@ def show_results(runs: list[Run], out: Path, *, console: Console | None = None) 
         Text.assemble(
             "\n",
             (str(page), "bold"),
-            " has the measurements, plots, and a text being written: open it in a browser.",
+            " has the measurements, plots, and an animation of a text: open it in a browser.",
         ),
         soft_wrap=True,
     )
@@ -69,13 +70,13 @@ def show_results(runs: list[Run], out: Path, *, console: Console | None = None) 
         ),
         soft_wrap=True,
     )
-    trained = run.trainer.step > run.trainer.resumed_at  # else this was said before
+    trained = run.trainer.step > run.trainer.resumed_at  # otherwise this was printed earlier
     if trained and (suggestions := _to_try(runs)):
-        console.print("\n".join(["To try next:", *suggestions]), soft_wrap=True)
+        console.print("\n".join(["Try next:", *suggestions]), soft_wrap=True)
 
 
 def _doing(what: str, console: Console) -> AbstractContextManager[object]:
-    """Says what takes a while: for as long as it takes on a terminal, once elsewhere."""
+    """Announce slow work: while it lasts on a terminal, once elsewhere."""
     if console.is_terminal:
         return console.status(what)
     console.print(f"{what} ...")
@@ -83,7 +84,7 @@ def _doing(what: str, console: Console) -> AbstractContextManager[object]:
 
 
 def _print_perplexities(runs: list[Run], out: Path, console: Console) -> None:
-    """A table of every stage and, to compare, token frequencies."""
+    """Print a table of every stage, with token frequencies for comparison."""
     table = Table(title="Perplexity of held-out text (per token; lower is better)")
     for heading in ("model", "steps", "exact", "bound"):
         table.add_column(heading, justify="left" if heading == "model" else "right")
@@ -98,21 +99,21 @@ def _print_perplexities(runs: list[Run], out: Path, console: Console) -> None:
     console.print(table)
     if any(len(each.steps) > 1 for each in trainings.values()):
         console.print(
-            "A sum of steps: training went on from the model of the first of them, with a fresh optimizer.",
+            "A sum of steps: training continued from the first of these models, with a fresh optimizer.",
             soft_wrap=True,
         )
     if runs[-1].config.method.has_order:
         console.print(
-            "Exact figures count every order in which a block can be uncovered; the bound is what papers "
-            "print; ± is one standard error.",
+            "Exact figures cover every order in which a block can be revealed; the bound is what papers "
+            "report; ± is one standard error.",
             soft_wrap=True,
         )
 
 
 def _to_try(runs: list[Run]) -> list[str]:
-    """Commands, a line each, for what no run in the folder it would be written to did.
+    """Commands to try that nobody has run in this folder yet, one per line.
 
-    They are for the demo as it is: with flags of the user's own, they could do something else, or fail.
+    They fit the unchanged demo: with the user's own flags they might do something else, or fail.
     """
     if not _is_plain_demo(runs):
         return []
@@ -130,7 +131,7 @@ def _to_try(runs: list[Run]) -> list[str]:
 
 
 def _is_plain_demo(runs: list[Run]) -> bool:
-    """Whether the runs are the stages of `demo`, apart from what follows from order and folder."""
+    """Whether the runs are the unchanged stages of `demo`, apart from order and folder."""
 
     def own(recipe: Recipe) -> Recipe:
         return replace(recipe, start_from=None, data=replace(recipe.data, skip=None))
@@ -140,7 +141,7 @@ def _is_plain_demo(runs: list[Run]) -> bool:
 
 
 def _unigram(run: Run) -> float:
-    """The unigram's perplexity, kept beside the run for its report."""
+    """The unigram model's perplexity, stored next to the run for its report."""
     subject = _subject(run)
     with open_sequences(subject, None, limit=_validated(subject)) as text:
         settings = {"data": OWN, "text": text.fingerprint, "split": text.split}
@@ -151,8 +152,7 @@ def _unigram(run: Run) -> float:
 
 
 def unigram_perplexity(run: Run) -> tuple[float, int]:
-    """Held-out perplexity of the training text's token frequencies, one added to each, and of how many
-    tokens it is."""
+    """Held-out perplexity of the training text's token counts, plus one each, and the number of tokens."""
     vocabulary = run.config.network.vocab_size
     train = torch.from_numpy(run.shards.read("train", 0, run.shards.split("train").tokens).astype("int64"))
     counts = torch.bincount(train, minlength=vocabulary).double() + 1
@@ -166,7 +166,7 @@ def unigram_perplexity(run: Run) -> tuple[float, int]:
 
 
 def _perplexities(run: Run, console: Console) -> tuple[str, str]:
-    """(exact, bound) of the model the run released, on all of its held-out text, as the table prints them."""
+    """(exact, bound) of the released model on all held-out text, as the table prints them."""
     config = run.config
     if config.method.no_likelihood:
         return "", "no likelihood"
@@ -187,14 +187,14 @@ def _subject(run: Run) -> Subject:
 
 
 def _validated(subject: Subject) -> int | None:
-    """How many held-out sequences the run validates on."""
+    """The number of held-out sequences in validation."""
     return subject.recipe.data.validation_sequences if subject.recipe else None
 
 
 def _print_long_text(run: Run, console: Console, *, length_in_contexts: int = 2) -> None:
-    """Text past the training context, from a prompt of held-out text; kept for the report.
+    """Write a text longer than the training context, from a held-out prompt; stored for the report.
 
-    A method that does not write past its context fills one.
+    A method that cannot write past its context fills one context.
     """
     context = run.config.network.context
     prompt = run.held_out.batches[0].tokens[0, : context // 8]

@@ -1,4 +1,4 @@
-"""`bd3lm judge`: generative perplexity of a model's samples, or of samples in a file, under a judge."""
+"""`bd3lm judge`: generative perplexity of samples, drawn from a model or read from a file."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -14,7 +14,9 @@ from bd3lm.commands.shared.flags import (
     MaxDocumentFlag,
     ModelsOrFiles,
     OptionalFile,
+    RecordsFlag,
     SamplingDTypeFlag,
+    SeedFlag,
     StepsFlag,
     TokenizerFlag,
     TopPFlag,
@@ -39,51 +41,58 @@ _FOR_FILES = (
 
 @dataclass(frozen=True)
 class Judge(Command):
-    """Generative perplexity: how likely samples are to another language model; by default as in the paper."""
+    """Measure generative perplexity: how likely another language model finds samples.
+
+    Defaults follow the paper.
+    """
 
     kind = "judge"
 
-    sources: ModelsOrFiles = ()
-    """Runs, model folders, GGUF files or hub ids, from which samples are drawn; or files that are judged as
-    they are: of `bd3lm sample --out`, or texts of other code, .jsonl with texts in --field or .txt with blank
-    lines between. Where a text has a prompt, only what follows is scored, given the prompt."""
+    sources: Annotated[
+        ModelsOrFiles,
+        arg(
+            help="Runs, model folders, GGUF files or hub ids to draw samples from; or files to judge as they "
+            "are: of `bd3lm sample --out`, other .jsonl with texts in --field, or .txt with blank lines "
+            "between texts. Of a text with a prompt, only what follows the prompt is scored, given the "
+            "prompt."
+        ),
+    ] = ()
     field: Annotated[
         str | None,
         named(
             "NAME",
-            help="The field of .jsonl of other code that holds a text, or a list of them; by default text.",
+            help="Field of a .jsonl file that holds a text or a list of texts. Default: text.",
         ),
     ] = None
     max_document: MaxDocumentFlag = None
     judge: Annotated[str, arg(metavar="MODEL")] = "gpt2-large"
-    """A causal language model: a local folder, a GGUF file, or a name on the hub, which is downloaded."""
+    """The judge, a causal language model: a local folder, a GGUF file, or a hub id to download."""
     count: int = 300
-    """Samples of each model and length."""
+    """Samples per model and length."""
     length: Annotated[tuple[int, ...], arg(metavar="INT ...")] = (1024, 2048)
-    """Tokens of a sample, end tokens or not; several lengths are judged one by one."""
+    """Tokens per sample, not stopping at end tokens. Each length is judged separately."""
     top_p: TopPFlag = None
     top_p_rule: TopPRuleFlag = "inclusive"
     steps: StepsFlag = None
     law: LawFlag = None
     lean: LeanFlag = None
     entropy_floor: float = 4.0
-    """Draw a sample again if its last 256 tokens have less entropy than this, in nats; 0 draws none again."""
+    """Draw a sample again if its last 256 tokens have less entropy than this, in nats. 0: never."""
     redraws: int = 20
-    """How often to draw it again before it is cut short and counted."""
+    """How often to draw a sample again before it is cut short and counted."""
     batch_size: int = 32
-    """Samples drawn side by side."""
-    seed: int = 0
+    """Samples drawn in parallel."""
+    seed: SeedFlag = 0
     tokenizer: TokenizerFlag = None
     window: int = 1024
-    """Tokens that the judge reads at a time."""
+    """Tokens that the judge reads at once."""
     stride: int = 512
-    """Tokens by which the window moves on in longer texts."""
+    """Tokens by which the window moves in longer texts."""
     judge_batch_size: int = 8
-    """Windows judged side by side."""
+    """Windows per batch of the judge."""
     mauve: OptionalFile = None
-    """Also compute MAUVE against the human text in this file (.jsonl, .txt or .parquet)."""
-    out: OptionalFile = None
-    """Write the records, all figures and settings, to this new JSON file too."""
+    """Also compute MAUVE against the human texts in this .jsonl, .txt or .parquet file."""
+    out: RecordsFlag = None
     device: DeviceFlag = None
     dtype: SamplingDTypeFlag = None
     judge_dtype: DType = "float32"
@@ -101,7 +110,7 @@ class Judge(Command):
         check_sources(self, for_files=_FOR_FILES)
         self._check()
 
-        import torch  # what is above needs none
+        import torch  # the checks above do not need it
 
         from bd3lm.commands.judge.judging import check_flags, open_judge, run_judge
         from bd3lm.commands.shared.sample_files import open_sources
@@ -121,7 +130,7 @@ class Judge(Command):
         return 0
 
     def _check(self) -> None:
-        """Refuse what is known to be wrong before torch is loaded."""
+        """Refuse what is wrong before torch is loaded."""
         from bd3lm.limits import check_counts
 
         check_counts(count=self.count, judge_batch_size=self.judge_batch_size, batch_size=self.batch_size)
@@ -130,4 +139,4 @@ class Judge(Command):
         if not self.entropy_floor and self.redraws != Judge.redraws:
             raise ValueError(f"--redraws needs an entropy floor above 0, got {self.redraws} without one")
         if self.mauve is not None and not self.mauve.is_file():
-            raise ValueError(f"--mauve must be a file of human text, and {self.mauve} is none")
+            raise ValueError(f"--mauve must be a file of human texts, and {self.mauve} is not a file")

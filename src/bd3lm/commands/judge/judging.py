@@ -1,4 +1,4 @@
-"""Samples are drawn or read, and a judge says how likely they are to it."""
+"""Draws or reads samples, and lets a judge score them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -26,21 +26,21 @@ from bd3lm.reports import with_error
 
 ENTROPY_WINDOW = Settings().entropy_window
 _UNKNOWN = "?"
-_PROMPTED = "after_prompts"  # a setting of records whose texts begin with what a model was given
+_PROMPTED = "after_prompts"  # set in records whose texts begin with a prompt
 
 
 def check_flags(flags: Judge) -> None:
-    """Refuse what no sample could be drawn or judged with, before any model is opened."""
+    """Refuse flags with which no sample could be drawn or judged, before any model is opened."""
     if flags.entropy_floor and min(flags.length) < ENTROPY_WINDOW:
         raise ValueError(
-            f"--length {min(flags.length)} is shorter than the {ENTROPY_WINDOW} tokens of the entropy "
-            "rule: add --entropy-floor 0"
+            f"--length {min(flags.length)} is shorter than the {ENTROPY_WINDOW} tokens of the entropy rule: "
+            "add --entropy-floor 0"
         )
     if flags.mauve is not None:
-        try:  # its first document: all of it is read last, after everything was drawn and judged
+        try:  # try its first document now: the file is read last, after all samples are drawn and judged
             next(_human_texts(flags), None)
         except ValueError as error:
-            raise ValueError(f"mauve must be a file of human text: {error}") from error
+            raise ValueError(f"--mauve must be a file of human texts: {error}") from error
         require("mauve", "mauve", "MAUVE")
 
 
@@ -50,7 +50,7 @@ def _human_texts(flags: Judge) -> Iterator[str]:
 
 
 def settings_of(flags: Judge, subject: Subject, length: int) -> Settings:
-    """How samples are drawn: as the paper does, all of one length, whatever end tokens come in them."""
+    """How samples are drawn: as in the paper, all of one length, not stopping at end tokens."""
     method = subject.model.config.method
     settings = Settings(
         length=length,
@@ -67,7 +67,7 @@ def settings_of(flags: Judge, subject: Subject, length: int) -> Settings:
 
 
 def open_judge(source: str, **options: Any) -> HuggingFaceJudge:
-    """A judge; a path that leads nowhere is refused, not taken for the name of one on the hub."""
+    """Load a judge. A path that does not exist is an error, not a name on the hub."""
     is_path = "/" in source or source.endswith(GGUF)
     if is_path and not local_path(source).exists():
         asked = hub_id("judge", source, allowed=JUDGE_SOURCES, needs_owner=False)
@@ -85,8 +85,8 @@ def run_judge(
 ) -> list[dict[str, Any]]:
     """Judge each source, print a table, and return its rows as records.
 
-    The settings are tried on all models, files are checked, and the judge is loaded, before anything is
-    drawn, so that what is wrong is said at once.
+    Before any sample is drawn, the settings are tried on all models, files are checked and the judge is
+    loaded, so mistakes are reported at once.
     """
     console = console or Console()
     notes = notes or console
@@ -94,11 +94,11 @@ def run_judge(
         if isinstance(source, Samples):
             if any(source.prompts()) and flags.mauve is not None:
                 raise ValueError(
-                    f"--mauve compares whole texts with human ones, and those of {source.name} begin with "
-                    "prompts: leave it out, or judge samples written from nothing"
+                    f"--mauve compares whole texts with human ones, and the samples of {source.name} begin "
+                    "with prompts: leave --mauve out, or judge samples written from scratch"
                 )
         else:
-            for length in flags.length:  # a stream complains before it writes
+            for length in flags.length:  # stream checks its arguments before it writes
                 source.model.stream([""], settings_of(flags, source, length))
     judge = load_judge()
     check_windows(judge, flags.window, flags.stride)
@@ -127,7 +127,7 @@ def _samples_of(source: Subject | Samples, flags: Judge, notes: Console) -> Iter
 
 
 def judge_samples(samples: Samples, judge: FeatureJudge, flags: Judge, notes: Console) -> dict[str, Any]:
-    """The judgement of samples as a record, which is kept beside the run of their model."""
+    """Judge samples and return a record, stored next to the run of their model."""
     texts, prompts = samples.values("documents"), samples.prompts()
     _check_there_is_text(samples)
     options = {"window": flags.window, "batch_size": flags.judge_batch_size}
@@ -170,8 +170,8 @@ def _check_there_is_text(samples: Samples) -> None:
         raise ValueError(f"{samples.name} must hold a text to judge, got {len(texts)} empty ones")
     degenerate = samples.values("stopped_by").count("entropy")
     raise ValueError(
-        f"nothing is left of the samples of {samples.name}: {degenerate} of {len(texts)} stayed below "
-        f"the entropy floor of {samples.settings.get('entropy_floor')}; a floor of 0 cuts none"
+        f"nothing is left of the samples of {samples.name}: {degenerate} of {len(texts)} stayed below the "
+        f"entropy floor of {samples.settings.get('entropy_floor')}; --entropy-floor 0 cuts none"
     )
 
 
@@ -187,7 +187,7 @@ _OF_WRITING = (
 
 
 def _of_writing(samples: Samples) -> dict[str, Any]:
-    """What stands beside a perplexity; None for texts of other code, which say nothing of their tokens."""
+    """Figures shown next to a perplexity; None for texts of other software, whose tokens are unknown."""
     if samples.is_of_other_code:
         return dict.fromkeys(_OF_WRITING)
     evaluations = sum(samples.values("evaluations"))
@@ -204,7 +204,7 @@ def _of_writing(samples: Samples) -> dict[str, Any]:
 
 
 def _settings(samples: Samples, judge: FeatureJudge, flags: Judge) -> dict[str, Any]:
-    """What the figures depend on."""
+    """The settings that the figures depend on."""
     drawn = ("top_p", "unmasking", "steps", "entropy_floor", "redraws", "seed")
     return {
         "judge": judge.name,
@@ -223,7 +223,7 @@ def _settings(samples: Samples, judge: FeatureJudge, flags: Judge) -> dict[str, 
 
 
 def _table(records: Sequence[dict[str, Any]]) -> Table:
-    """Narrow enough for 80 columns: nothing that a perplexity must stand beside may fall off the edge."""
+    """A table that fits into 80 columns, so no figure is cut off next to its perplexity."""
     table = Table(box=SIMPLE, show_edge=False)
     table.add_column("samples of", overflow="fold", min_width=10)
     for heading in ("length", "perplexity", "entropy", "passes"):
@@ -252,9 +252,9 @@ def _table(records: Sequence[dict[str, Any]]) -> Table:
         passes = [f"{result['evaluations']:,.0f}"]
         if result["redrawn_passes"]:
             passes.append(f"+ {result['redrawn_passes'] / result['samples']:,.0f}")
-        if record["title"] is None and settings.get("law"):  # else the title says it
+        if record["title"] is None and settings.get("law"):  # otherwise the title says it
             drawn.insert(1, f"{settings['law']} law")
-        if settings["top_p"] is not None:  # a greedy projection has none
+        if settings["top_p"] is not None:  # a greedy projection has no nucleus
             rule = f" {settings['top_p_rule']}" if "top_p_rule" in settings else ""
             drawn.insert(1, f"nucleus {settings['top_p']:g}{rule}")
         drawn += [
@@ -275,23 +275,26 @@ def _table(records: Sequence[dict[str, Any]]) -> Table:
 
 def _legend(records: Sequence[dict[str, Any]]) -> Text:
     lines = [
-        "± is one standard error over samples. Entropy is of the tokens of a sample, in nats; passes are the "
-        "evaluations of the network that wrote one."
+        "± is one standard error over samples. Entropy is that of the tokens in a sample, in nats; passes "
+        "are the network evaluations that wrote a sample."
     ]
     if any(map(_is_of_other_code, records)):
-        lines.append(f"{_UNKNOWN} is unknown: a file of texts alone does not say how they were written.")
+        lines.append(f"{_UNKNOWN}: unknown, because a file of texts does not say how they were written.")
     if any(record["settings"].get(_PROMPTED) for record in records):
         lines.append(
-            "After prompts: only what follows a prompt is scored, given the prompt; the entropy is of both."
+            "After prompts: only the text after a prompt is scored, given the prompt; the entropy is of both."
         )
     if any(record["result"]["redrawn_passes"] for record in records):
-        lines[0] += " After +, and not in them, those of attempts that were drawn again, a mean over samples."
+        lines[0] += (
+            " The number after + counts passes of rejected attempts, which are not included; a mean over "
+            "samples."
+        )
     for record in records:
         floor, left = record["settings"]["entropy_floor"], record["result"]["degenerate"]
         if left:
             lines.append(
-                f"{left} samples of {record['model']} stayed below the entropy floor of {floor:g}, and were "
-                f"cut short."
+                f"{left} samples of {record['model']} stayed below the entropy floor of {floor:g} and were "
+                "cut short."
             )
     return Text("\n".join(lines))
 

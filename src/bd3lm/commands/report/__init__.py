@@ -1,4 +1,4 @@
-"""`bd3lm report`: measure what is missing and cheap, and write everything that is known as a page."""
+"""`bd3lm report`: one page about some runs; measures first what is missing and quick."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,21 +16,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report(Command):
-    """One HTML page, and the same as Markdown, of all that is known of some runs.
+    """Write a report about some runs, as one HTML page and as Markdown.
 
-    Training curves, perplexities, variances, lengths, samples, and a text being written that can be watched.
+    The page has training curves, perplexities, variances, lengths, samples, and an animation of a text being
+    written.
     """
 
     kind = "report"
 
     runs: Positional[Annotated[tuple[Path, ...], named("RUN ...")]] = ()
-    """Folders of runs, or a folder that holds runs. A run of several stages is reported stage by stage."""
+    """Run folders, or a folder of runs. A run with several stages is reported stage by stage."""
     out: OptionalFolder = None
-    """Where to write report.html, report.md and plots; by default into the run, or report for several."""
+    """Folder for report.html, report.md and plots. Default: the run, or report if there are several."""
     measure: bool = True
-    """Measure what is missing, where that takes less than a minute."""
+    """First measure what is missing, if that takes less than a minute."""
     samples: int = 3
-    """Texts of each model to show."""
+    """Texts to show per model."""
     device: DeviceFlag = None
 
     def run(self) -> int:
@@ -39,22 +40,21 @@ class Report(Command):
 
 
 def make_report(flags: Report, *, console: "Console | None" = None) -> Path:
-    """Write report.html, and the same as Markdown; returns the path of the page.
+    """Write report.html, and the same as Markdown; return the path of the page.
 
-    A run of several stages is reported stage by stage, and a folder that holds runs stands for all of them.
-    With --measure what is missing and cheap is measured first, and kept in the folder of each run.
+    A run of several stages is reported stage by stage, and a folder of runs stands for all of them. With
+    --measure, missing measurements that are quick are made first and stored in the folder of each run.
     """
     from rich.text import Text
 
     from bd3lm.interop import check_folder
     from bd3lm.io.console import Console
-    from bd3lm.limits import check_device
+    from bd3lm.limits import check_counts, check_device
 
     console = console or Console(stderr=True)
     if not flags.runs:
         raise ValueError("runs must name at least one run, got none")
-    if flags.samples < 1:
-        raise ValueError(f"samples must be at least 1, got {flags.samples}")
+    check_counts(samples=flags.samples)
     for folder in flags.runs:
         check_folder("runs", folder)
     if flags.device is not None:
@@ -62,7 +62,7 @@ def make_report(flags: Report, *, console: "Console | None" = None) -> Path:
     out = flags.out or (flags.runs[0] if len(flags.runs) == 1 else Path("report"))
     _check_out(out)
 
-    from bd3lm.commands.report.measuring import measure_missing  # which brings torch
+    from bd3lm.commands.report.measuring import measure_missing  # this import loads torch
     from bd3lm.commands.report.runs import check_different, content, open_run, runs_in, stages_of
     from bd3lm.commands.shared.subjects import tell_what_is_not_kept
     from bd3lm.reports import write_report
@@ -71,11 +71,11 @@ def make_report(flags: Report, *, console: "Console | None" = None) -> Path:
     check_different([stage.folder for stage in stages])
     unfinished = [str(stage.folder) for stage in stages if not stage.is_trained]
     if len(unfinished) == len(stages):
-        raise ValueError(f"runs must hold a trained model, and these do not yet: {', '.join(unfinished)}")
+        raise ValueError(f"runs must hold a trained model, and these have none yet: {', '.join(unfinished)}")
     for name in unfinished:
         console.print(Text(f"{name}: training has not finished, so it is left out"), soft_wrap=True)
     opened = [open_run(stage, flags.device) for stage in stages if stage.is_trained]
-    content(opened, {}, unfinished)  # raises what is wrong with the runs before anything is measured
+    content(opened, {}, unfinished)  # raises errors in the runs before anything is measured
     unmeasured: dict[tuple[str, str], str] = {}
     if flags.measure:
         tell_what_is_not_kept(each.subject for each in opened)
@@ -86,14 +86,12 @@ def make_report(flags: Report, *, console: "Console | None" = None) -> Path:
 
 
 def _check_out(out: Path) -> None:
-    """Refuse a path that cannot be a folder, or does not look like one, before anything is measured."""
+    """Refuse a path that cannot be a folder, or looks like a file, before anything is measured."""
     from bd3lm.commands.shared.records import why_not_writable
 
     if not out.is_dir() and (out.exists() or out.suffix[1:].isalpha()):  # a folder may be called v1.2
-        raise ValueError(
-            f"--out must be the folder that report.html and report.md go into, got a file's name, {out}"
-        )
+        raise ValueError(f"--out must be the folder for report.html and report.md, got a file name, {out}")
     if not out.parent.is_dir():
-        raise ValueError(f"--out must be in an existing folder, and {out.parent} is none")
+        raise ValueError(f"--out must be in an existing folder, and {out.parent} is not one")
     if (why := why_not_writable(out)) is not None:
-        raise ValueError(f"--out must be a folder that can be written to, and {out} cannot: {why}")
+        raise ValueError(f"--out must be a writable folder, and {out} is not: {why}")

@@ -1,4 +1,4 @@
-"""What a report lacks and can be had in a minute: measured, and kept in the folder of the run."""
+"""Measurements that a report lacks and that take less than a minute; they are stored next to the run."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -24,15 +24,15 @@ from bd3lm.methods import Method
 from bd3lm.reports import Film, record_film
 from bd3lm.reports.content import HELD_OUT, OWN
 
-_AFFORDABLE = 60.0  # seconds; what would take longer is left to its own command
-_FEWEST_SEQUENCES = 16  # for a perplexity with a meaningful error
-_AS_MUCH = 0.5  # share of the sequences there is time for that is enough: the time varies from run to run
-_SAMPLE_TOKENS, _FILM_TOKENS = 256, 128  # at most; both are for reading
-_STEPS = 64  # of the methods that by default take a thousand
+_AFFORDABLE = 60.0  # seconds; anything slower is left to its own command
+_FEWEST_SEQUENCES = 16  # the fewest for a perplexity with a meaningful error
+_AS_MUCH = 0.5  # this share of the affordable sequences is enough, since timing varies between runs
+_SAMPLE_TOKENS, _FILM_TOKENS = 256, 128  # at most; both are for human readers
+_STEPS = 64  # for methods with a thousand steps by default
 
 
 def measure_missing(subject: Subject, samples: int, console: Console) -> dict[str, str]:
-    """Measure what is missing; returns the reason for each kind that was left out."""
+    """Measure what is missing; return the reason for each kind that is left out."""
     left_out: dict[str, str] = {}
     if subject.model.config.method.no_likelihood is None:
         left_out |= _measure_likelihoods(subject, console)
@@ -44,7 +44,7 @@ def measure_missing(subject: Subject, samples: int, console: Console) -> dict[st
 
 
 def _measure_likelihoods(subject: Subject, console: Console) -> dict[str, str]:
-    """Perplexity of the held-out text and, for block diffusion, the variances, if there is time for them."""
+    """Measure perplexity of held-out text and, for block diffusion, the variances, if there is time."""
     left_out: dict[str, str] = {}
     context = subject.model.config.network.context
     of_held_out = [
@@ -85,7 +85,7 @@ def _measure_likelihoods(subject: Subject, console: Console) -> dict[str, str]:
 
 @contextmanager
 def _failing_alone(left_out: dict[str, str], kind: str) -> Iterator[None]:
-    """Leave out a measurement that fails, and note the reason, so that the others still make the page."""
+    """Turn the failure of a measurement into a reason for leaving it out; the page still gets the others."""
     try:
         yield
     except (ValueError, OSError, FloatingPointError, torch.OutOfMemoryError) as error:
@@ -97,10 +97,10 @@ def _is_held_out(record: dict[str, Any]) -> bool:
 
 
 def _held_out_sequences(subject: Subject) -> int:
-    """How many held-out sequences there are, at most as many as validation takes."""
+    """The number of held-out sequences, at most as many as validation uses."""
     with open_sequences(subject, None, limit=_validation_sequences(subject)) as text:
         if text.split not in HELD_OUT:
-            raise ValueError(f"{text.name} has no split {' or '.join(HELD_OUT)}, which would be held out")
+            raise ValueError(f"{text.name} has no split {' or '.join(HELD_OUT)} with held-out text")
         return text.number
 
 
@@ -110,10 +110,10 @@ def _validation_sequences(subject: Subject) -> int | None:
 
 @dataclass(frozen=True)
 class _Speed:
-    """How many seconds measuring takes on this machine, from one pass over a few sequences."""
+    """Seconds that measurements take on this machine, estimated from one pass over a few sequences."""
 
-    perplexity: float  # of a sequence
-    variance: float  # of a batch
+    perplexity: float  # per sequence
+    variance: float  # per batch
 
     @classmethod
     def measure(cls, subject: Subject, trial: int = 16) -> "_Speed":
@@ -125,7 +125,7 @@ class _Speed:
         with open_sequences(subject, None, limit=trial) as text:
             few = next(text.batches(subject, trial))
         trials = []
-        for _ in range(3):  # the first time everything is slower, and the machine may be busy with others
+        for _ in range(3):  # the first pass is slower, and the machine may be busy
             begun = time.perf_counter()
             corpus_likelihood(network, once, [few])
             trials.append((time.perf_counter() - begun) / len(few.tokens))
@@ -136,7 +136,7 @@ class _Speed:
 
 
 def _draw_samples(subject: Subject, samples: int, console: Console) -> None:
-    """Samples to be read, from the beginnings of held-out documents."""
+    """Write samples to read, from the first words of held-out documents."""
     method, tokenizer = subject.model.config.method, _reader(subject)
     context = subject.model.config.network.context
     if not any(len(record["result"]["texts"]) == samples for record in kept(subject, "samples")):
@@ -147,11 +147,11 @@ def _draw_samples(subject: Subject, samples: int, console: Console) -> None:
 
 
 def _draw_film(subject: Subject, console: Console) -> None:
-    """A film to be watched, from the beginning of a held-out document."""
+    """Record an animation, from the first words of a held-out document."""
     method, tokenizer = subject.model.config.method, _reader(subject)
     context = subject.model.config.network.context
     if method.uncovers and not kept(subject, "denoising"):
-        _say(console, subject, "a film of a text being written")
+        _say(console, subject, "an animation of a text being written")
         settings = Settings(length=min(context, _FILM_TOKENS), steps=_steps(method), stop_at_eos=False)
         settings = method.settled(settings)
         film = _film(subject.model, tokenizer, _prompts(subject, tokenizer, 1), settings)
@@ -159,7 +159,7 @@ def _draw_film(subject: Subject, console: Console) -> None:
 
 
 def keep_box_film(subject: Subject, prompt: str) -> None:
-    """A film of the model in the box, beside a run whose own models write nothing that can be read."""
+    """Record an animation of the box model, for runs whose own models write nothing readable."""
     if kept(subject, "box_film"):
         return
     box = Subject.open(BOX, device=str(subject.device))
@@ -175,9 +175,9 @@ def _film(model: LanguageModel, tokenizer: Tokenizer, prompts: list[str], settin
 
 
 def _reader(subject: Subject) -> Tokenizer:
-    """The tokenizer that makes what a model writes readable."""
+    """The tokenizer that makes the model's texts readable."""
     if subject.model.tokenizer is None:
-        raise ValueError(f"{subject.name} was saved without a tokenizer, so what it writes cannot be read")
+        raise ValueError(f"{subject.name} was saved without a tokenizer, so its texts cannot be read")
     return subject.model.tokenizer
 
 
@@ -199,7 +199,7 @@ def _sample(generation: Generation) -> dict[str, Any]:
 
 
 def keep_texts(subject: Subject, kind: str, settings: Settings, written: Sequence[Generation]) -> None:
-    """Texts for a report to show, kept beside the run of the model that wrote them."""
+    """Store texts for the report next to the run of the model that wrote them."""
     _keep(subject, kind, settings, {"texts": [_sample(text) for text in written]})
 
 
@@ -211,7 +211,7 @@ def _keep(subject: Subject, kind: str, settings: Settings, result: dict[str, Any
 
 
 def _prompts(subject: Subject, tokenizer: Tokenizer, count: int) -> list[str]:
-    """The first words of held-out documents; empty where there are none, as the report shows."""
+    """The first words of held-out documents; empty prompts if there are none, as the report shows."""
     try:
         shards = subject.shards()
         split = next(name for name in HELD_OUT if name in shards.splits)
@@ -226,7 +226,7 @@ def _prompts(subject: Subject, tokenizer: Tokenizer, count: int) -> list[str]:
             break
         if length >= 4 * size:
             start = place + begins
-            words = tokenizer.decode(shards.read(split, start, start + size)).rstrip("\ufffd")  # half a sign
+            words = tokenizer.decode(shards.read(split, start, start + size)).rstrip("\ufffd")  # cut in half
             prompts += [words.rsplit(None, 1)[0] if len(words.split()) > 1 else words] if words else []
         place += begins + length + ends
     return [*prompts, *[""] * (count - len(prompts))]
@@ -237,7 +237,7 @@ def _say(console: Console, subject: Subject, what: str) -> None:
 
 
 def _bars(console: Console) -> Console:
-    """Where progress bars go: to the console if it is a terminal, otherwise nowhere."""
+    """The console for progress bars, if it is a terminal; else a silent one."""
     return console if console.is_terminal else Console(quiet=True)
 
 

@@ -1,4 +1,4 @@
-"""The command that measures a record again, made of the settings in the record."""
+"""Turns a record into the command that measures it again."""
 
 import shlex
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ from bd3lm.reports.content import OWN, Record
 from bd3lm.reports.reproduction import Typed, unmasking
 
 _OTHER_NAMES = {"limit": "sequences"}
-"""The fields of commands that records call otherwise."""
+"""Settings whose fields in the command have another name."""
 
 
 def repeatable(record: Record, recipe: Mapping[str, Any], law: str) -> Record:
-    """A record of a run, whose model writes this law, with the command that measures it again where there is
-    one."""
+    """A record of a run whose model writes under this law, with the command that measures it again, if there
+    is one."""
     command = command_of(record, recipe, law)
     if command is None:
         return record
@@ -28,20 +28,20 @@ def repeatable(record: Record, recipe: Mapping[str, Any], law: str) -> Record:
 
 
 def command_of(record: Record, recipe: Mapping[str, Any], law: str) -> Command | None:
-    """The command without its models, and without the text of a perplexity: those that only differ there are
-    told as one."""
+    """The command without its models and without the text of a perplexity; commands that differ only there
+    are merged."""
     method, settings = recipe["method"], dict(record["settings"])
     measured = settings.get("law") or law
     if settings.get("lean") == float(method.get("lean", 0.0)) or measured == "causal":
-        settings.pop("lean", None)  # no flag for the run's own, nor for a law without an order
+        settings.pop("lean", None)  # no flag for the run's own law, nor for a law without an order
     if measured == law:
         settings.pop("law", None)
     settings["dtype"] = None if record["dtype"] == "float32" else record["dtype"]
     if "entropy_floor" in settings and settings["entropy_floor"] is None:
-        settings |= {"entropy_floor": 0.0, "redraws": None}  # without a floor nothing is drawn again
+        settings |= {"entropy_floor": 0.0, "redraws": None}  # without a floor no sample is drawn again
 
     def given(*names: str) -> dict[str, Any]:
-        """Those of the settings that the record has a value for, by the names of the command's fields."""
+        """The settings that have a value in the record, by the names of the command's fields."""
         return {
             _OTHER_NAMES.get(name, name): settings[name] for name in names if settings.get(name) is not None
         }
@@ -49,7 +49,7 @@ def command_of(record: Record, recipe: Mapping[str, Any], law: str) -> Command |
     match record["kind"]:
         case "perplexity":
             if settings["split"] == "valid":
-                del settings["split"]  # which is taken where there is one
+                del settings["split"]  # the default is a GPU if there is one
             if settings["context"] == recipe["data"]["context"]:
                 del settings["context"]
             eos = settings["eos_between_documents"] or not _text(record)
@@ -80,6 +80,6 @@ def _path(text: str | None) -> Path | None:
 
 
 def _text(record: Record) -> str:
-    """The text that a perplexity was measured on, if it is not the run's own."""
+    """The text that a perplexity was measured on, unless it is the run's own."""
     data: str = record["settings"]["data"] if record["kind"] == "perplexity" else OWN
     return "" if data == OWN else data

@@ -1,4 +1,4 @@
-"""The runs that a report is about: their stages, their logs, and what a report shows of them."""
+"""The runs of a report: their stages, their logs, and the content of the report."""
 
 import platform
 from collections.abc import Mapping, Sequence
@@ -24,20 +24,23 @@ from bd3lm.training import CheckpointStore, CsvLog
 
 @dataclass(frozen=True)
 class Stage:
-    """The folder of one stage of a run; `before` are the folders of the stages before it."""
+    """The folder of one stage of a run; `before` are the folders of earlier stages."""
 
     folder: Path
     before: tuple[Path, ...]
 
     @property
     def is_trained(self) -> bool:
-        """Whether it has a model; one that was stopped before anything was logged does not count."""
+        """Whether it has a model. A stage that was stopped before it logged anything does not count."""
         stopped_at_once = (self.folder / STOPPED_FILE).exists() and not _log(self.folder)
         return (self.folder / RUN_MODEL / CONFIG_NAME).is_file() and not stopped_at_once
 
     def training(self) -> "Training":
-        """The training of this stage and of all that it started from, which is looked for where the recipe
-        says and, since a run may have been moved, among the stages before."""
+        """The training of this stage and of everything it started from.
+
+        The start is looked up where the recipe says and, because a run may have been moved, among the earlier
+        stages.
+        """
         done, start, seen = (
             [_totals(self.folder)],
             read_recipe(self.folder).start_from,
@@ -57,7 +60,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Training:
-    """Steps and tokens of one run after another; `start` is what the first started from, if anything."""
+    """Steps and tokens of consecutive runs; `start` is what the first one started from, if anything."""
 
     steps: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -74,7 +77,7 @@ class Opened:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The run in a folder, or all of those in a folder of runs."""
+    """The run in a folder, or all runs in a folder of runs."""
     if is_run(folder) or not folder.is_dir():
         return [folder]
     runs = [each for each in folder.iterdir() if is_run(each) or begun_stages(each)]
@@ -87,12 +90,12 @@ def stages_of(folder: Path) -> list[Stage]:
 
 
 def check_different(folders: Sequence[Path]) -> None:
-    """A run under two names would be compared with itself."""
+    """Refuse one run under two names, which would be compared with itself."""
     names: dict[Path, Path] = {}
     for folder in folders:
         first = names.setdefault(folder.resolve(), folder)
         if first is not folder:
-            raise ValueError(f"runs must be different ones, got {first} and {folder}")
+            raise ValueError(f"runs must be different, got {first} and {folder}")
 
 
 def open_run(stage: Stage, device: str | None) -> Opened:
@@ -103,7 +106,7 @@ def open_run(stage: Stage, device: str | None) -> Opened:
 
 
 def _log(folder: Path) -> list[dict[str, float]]:
-    """The rows of a run's log; none where there is no run."""
+    """The rows of a run's log; none if there is no run."""
     file = folder / METRICS_FILE
     if not (file.is_file() and (folder / RECIPE_FILE).is_file()):
         return []
@@ -111,7 +114,7 @@ def _log(folder: Path) -> list[dict[str, float]]:
 
 
 def _entry(row: Mapping[str, str], file: Path) -> dict[str, float]:
-    """The numbers of a row that can be drawn: a loss may have become too large, or none."""
+    """The numbers in a row that can be plotted: a loss may have overflowed or be missing."""
     entry: dict[str, float] = {}
     for name, text in row.items():
         try:
@@ -122,7 +125,7 @@ def _entry(row: Mapping[str, str], file: Path) -> dict[str, float]:
             entry[name] = value
     if not (entry.get("step", 0) >= 1 and entry.get("tokens", -1) >= 0):
         raise ValueError(
-            f"{file} must have in each row a step, from 1 on, and the tokens seen until then, got "
+            f"{file} must have in each row a step, from 1 on, and the tokens seen so far, got "
             f"{dict(row)!r:.80}"
         )
     if not {"clip_low", "clip_high"} <= entry.keys():
@@ -142,7 +145,7 @@ def _totals(folder: Path) -> tuple[int, int]:
 def content(
     opened: Sequence[Opened], unmeasured: dict[tuple[str, str], str], unfinished: Sequence[str]
 ) -> Report:
-    """What the page shows, as plain values."""
+    """The content of the page, as plain values."""
     runs = []
     for each in opened:
         subject = each.subject
@@ -174,7 +177,7 @@ def content(
 
 
 def shown(recipe: Recipe, model: LanguageModel) -> dict[str, Any]:
-    """What a report shows of a model, as its method says."""
+    """The facts about a model that a report shows, as its method gives them."""
     method, frame, context = recipe.method, model.config.frame, recipe.data.context
     writes = model.config.method  # under the law of the model
     return {
@@ -192,10 +195,10 @@ def shown(recipe: Recipe, model: LanguageModel) -> dict[str, Any]:
 
 
 def losses(recipe: Recipe, model: LanguageModel, log: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """What the logged losses of training and validation mean, as the objectives that gave them say."""
+    """What the logged losses of training and validation mean, according to their objectives."""
     method, frame, network = recipe.method, model.config.frame, model.network
     trained = method.objective(recipe.objective, frame)
-    searched = [  # a search has changed the range of rates since
+    searched = [  # a search has changed the range of mask rates since then
         trained.in_range(row["clip_low"], row["clip_high"]) for row in log if "clip_low" in row
     ]
     return {

@@ -1,4 +1,4 @@
-"""`bd3lm sample`: let a model write."""
+"""`bd3lm sample`: generate texts with a model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,13 +14,16 @@ from bd3lm.commands.shared.flags import (
     ConfidenceFlag,
     DeviceFlag,
     EntropyBoundFlag,
+    EntropyWindowFlag,
     LawFlag,
     LeanFlag,
+    ModelOrBox,
     OptionalFile,
     OptionalFloat,
     OptionalInt,
     SamplingDTypeFlag,
     SchemeFlag,
+    SeedFlag,
     SpeculationFlag,
     StepsFlag,
     StopFlag,
@@ -46,44 +49,57 @@ _NO_FLAG = 'bd3lm sample takes prompts after the model, without a flag: bd3lm sa
 
 @dataclass(frozen=True)
 class Sample(Command):
-    """Let a model write, one text for each prompt.
+    """Generate text with a model, one text per prompt.
 
-    In a terminal one text is shown as it is uncovered. Of several each is shown when it and those before it
-    are finished.
+    A terminal shows a single text while its tokens are revealed, and several texts one after the other, in
+    the order of the prompts, as they finish.
     """
 
     kind = "sample"
     mistakes = MappingProxyType({"--prompt": _NO_FLAG, "--prompts": _NO_FLAG})
 
-    model: Positional[Annotated[str | None, named("[MODEL]")]] = None
-    """A run, model folder, GGUF file or hub id; by default box, the model that comes with bd3lm."""
+    model: ModelOrBox = None
     prompts: Positional[Annotated[tuple[str, ...], named("[PROMPT ...]")]] = ()
-    """Texts to continue; without any, one is written from nothing."""
-    prompts_from: Annotated[str | None, named("FILE")] = None
-    """Read prompts from this file: a line each, or .jsonl with a field prompt. - is standard input, of either
-    kind."""
-    template: Annotated[str | None, named("TEMPLATE")] = None
-    """Fill the gaps of a text instead: in "The {3} sat on the {2}." gaps of 3 and of 2 tokens. {{ and }} are
-    braces."""
+    """Texts to continue. Without a prompt, the model writes one text from scratch."""
+    prompts_from: Annotated[
+        str | None,
+        named(
+            "FILE",
+            help="Read prompts from this file: one per line, or .jsonl with a field prompt. - reads standard "
+            "input, in either format.",
+        ),
+    ] = None
+    template: Annotated[
+        str | None,
+        named(
+            "TEMPLATE",
+            help='Fill the gaps of a text: "The {3} sat on the {2}." has gaps of 3 and 2 tokens. {{ is {.',
+        ),
+    ] = None
     count: int = 1
-    """Texts for each prompt."""
-    length: OptionalInt = None
-    """Tokens a text may reach, its prompt included; by default the network's context. It may be longer,
-    except for SEDD and D3PM with uniform noise."""
+    """Texts per prompt."""
+    length: Annotated[
+        int | None,
+        named(
+            "INT",
+            help="Most tokens of a text, its prompt included. Default: the context of the network. More is "
+            "allowed, except for SEDD and D3PM with uniform noise.",
+        ),
+    ] = None
     max_new_tokens: OptionalInt = None
-    """Tokens at most after each prompt, in place of --length."""
+    """Most tokens to write after each prompt. Use it instead of --length."""
     top_p: TopPFlag = None
     top_p_rule: TopPRuleFlag = "inclusive"
     temperature: TemperatureFlag = 1.0
     top_k: TopKFlag = None
-    seed: int = 0
+    seed: SeedFlag = 0
     batch_size: int = 32
-    """Texts written side by side. It changes speed and memory, not the texts."""
+    """Texts written in parallel. Changes speed and memory, not the texts."""
     steps: StepsFlag = None
     projection: Annotated[str, named("KIND")] = "sampling"
-    """How SSD-LM makes almost one-hot vectors of what its network says: sampling, greedy or multi_hot."""
+    """SSD-LM: how logits become almost one-hot: sampling (default), greedy or multi_hot."""
     remask: OptionalFloat = None
-    """With --steps: ReMDM's eta in [0, 1], the share of the tokens it may mask again that it does."""
+    """With --steps: ReMDM's eta, from 0 to 1. The share of eligible tokens that it masks again."""
     law: LawFlag = None
     lean: LeanFlag = None
     tokens_per_pass: TokensPerPassFlag = None
@@ -94,37 +110,40 @@ class Sample(Command):
     scheme: SchemeFlag = "coupled"
     candidates: CandidatesFlag = 1
     regex: Annotated[str | None, named("REGEX")] = None
-    """Write only what this regular expression matches, token after token (bd3lm[serve])."""
+    """Write only what this regular expression matches, token by token. Needs bd3lm[serve]."""
     json_schema: OptionalFile = None
-    """Write JSON that follows the schema in this file, token after token (bd3lm[serve])."""
+    """Write JSON that follows the schema in this file, token by token. Needs bd3lm[serve]."""
     logit_bias: UseAppendAction[Annotated[tuple[str, ...], arg(metavar="ID=NUMBER")]] = ()
-    """Add a number, -100 to 100, to the logit of the token with this id, which -100 keeps out: token after
-    token. May be given several times."""
+    """Token by token: add -100..100 to the logit of a token; -100 excludes it. Repeat for more."""
     stop_at_eos: bool = True
-    """End a text at the end token."""
+    """End a text at the end-of-text token."""
     eos_id: OptionalInt = None
-    """The end token; by default the tokenizer's."""
+    """Id of the end-of-text token. Default: the tokenizer's."""
     stop: StopFlag = ()
     entropy_floor: OptionalFloat = None
-    """End a text when its last tokens have less entropy than this, in nats; 4 in the paper."""
-    entropy_window: int = 256
-    """How many last tokens that is."""
+    """End a text when the entropy of its last tokens falls below this, in nats. 4 in the paper."""
+    entropy_window: EntropyWindowFlag = 256
     redraws: int = 0
-    """Draw a text that falls below the floor again, up to this many times, before ending it."""
+    """Draw a text that falls below --entropy-floor again, up to this many times, before ending it."""
     stride: OptionalInt = None
-    """Tokens written at a time past the context, for a model of one block; by default half a context."""
+    """One-block models past the context: tokens written at a time. Default: half the context."""
     cache: bool = True
-    """Keep keys and values between passes."""
-    fills: OptionalInt = None
-    """With --template: fill the gaps so many times, and write one of these fills, drawn by how well the text
-    after the gaps follows it. 1 does not look at that text; by default 16 where fills can be weighed."""
+    """Keep a KV cache between passes."""
+    fills: Annotated[
+        int | None,
+        named(
+            "INT",
+            help="With --template: fill the gaps this many times, and draw one of the fills by how well the "
+            "text after the gaps follows it. 1 ignores that text. Default: 16 if the model can weigh "
+            "fills.",
+        ),
+    ] = None
     alternatives: OptionalInt = None
-    """With --out: record what the model gave each token, and so many of the likeliest tokens there; 0 to
-    20."""
+    """With --out: record the log-probability of each token and of this many alternatives, 0 to 20."""
     out: OptionalFile = None
-    """Write texts, tokens and costs as JSON lines to this new file, in the order of the prompts."""
+    """Write texts, tokens and costs to this new JSON lines file, in the order of the prompts."""
     film: OptionalFile = None
-    """Write how a single text was uncovered to this new .svg file, an animation for pages and slides."""
+    """Write an animation of how a single text was revealed to this new .svg file."""
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
     dtype: SamplingDTypeFlag = None
@@ -151,7 +170,7 @@ class Sample(Command):
         schema = None if self.json_schema is None else read_schema(self.json_schema)
         check_models([] if self.model is None else [self.model], device=self.device, lean=self.lean)
 
-        import torch  # what is above needs none, and whoever mistyped something need not wait for it
+        import torch  # the checks above do not need it, so a typing mistake is reported at once
 
         from bd3lm.commands.shared.prompts import parse_template
         from bd3lm.commands.shared.records import weights_digest
@@ -185,7 +204,7 @@ class Sample(Command):
         return 0
 
     def settings_for(self, method: "Method", schema: str | None = None) -> "Settings":
-        """What the flags ask of a model of this method, with the JSON schema in the file that they name."""
+        """The flags as settings for a model of this method, with the JSON schema from their file."""
         from bd3lm.commands.sample.checks import bias_of
         from bd3lm.commands.sample.unmasking import speculation_of, unmasking_rule
         from bd3lm.lm import Settings
@@ -222,7 +241,7 @@ class Sample(Command):
         )
 
     def _texts(self) -> Sequence[str]:
-        """Prompts, or the template, or the empty prompt, which starts from nothing."""
+        """The prompts, or the template, or one empty prompt to write from scratch."""
         from bd3lm.commands.shared.prompts import read_prompts
         from bd3lm.parsing import template_parts
 
@@ -231,7 +250,7 @@ class Sample(Command):
         if len(given) > 1:
             raise ValueError(f"only one of {', '.join(sources)} may be given, got {' and '.join(given)}")
         if self.template is not None:
-            template_parts(self.template, "--template")  # which says what is wrong with it
+            template_parts(self.template, "--template")  # which reports what is wrong with it
             return [self.template]
         return self.prompts or ("",) if self.prompts_from is None else read_prompts(self.prompts_from)
 
@@ -248,10 +267,10 @@ def run_sample(
     console: "Console | None" = None,
     notes: "Console | None" = None,
 ) -> "list[Generation]":
-    """Write a text for each prompt or template, show them, and say on `notes` how fast it went.
+    """Write a text for each prompt or template, display them, and print the speed to `notes`.
 
-    One text in a terminal is shown while it is written, masks and all; of several each is shown when it and
-    those before it are finished. How a single text was written goes to `film`, an animated SVG.
+    On a terminal, a single text is shown while it is written, masks included; several texts are shown in
+    order, as they finish. `film` gets an animated SVG of how a single text was written.
     """
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""What a terminal shows of texts while they are written: one as it is uncovered, several as they finish."""
+"""How a terminal shows texts while they are written: a single text live, several as they finish."""
 
 import time
 from collections.abc import Mapping
@@ -19,18 +19,20 @@ from bd3lm.sampling import BlockStarted, Drafted, Event, Started, Stopped, Token
 
 _MASK_SIGN = "░"
 _FRAMES_PER_SECOND = 20
-_SHOWN = 2000  # last tokens that an animation decodes: more than a screen holds
+_SHOWN = 2000  # last tokens that are redrawn: more than fit on a screen
 
 
 class Animation(Display):
-    """The end of a text that is being written, redrawn as its tokens come, with what is drafted of it; at
-    last the text, or when writing is stopped what there is of it."""
+    """Shows the end of a text live, with its drafts, and at last the whole text.
+
+    If writing is stopped, it shows what there is.
+    """
 
     watches = True
 
     def __init__(self, console: Console, tokenizer: Tokenizer, mask_id: int, *, shown_from: int = 0) -> None:
         self.console, self.tokenizer, self.mask_id = console, tokenizer, mask_id
-        self.shown_from = shown_from  # tokens before it are not shown
+        self.shown_from = shown_from  # tokens before it are not redrawn
         self.live = Live(console=console, refresh_per_second=_FRAMES_PER_SECOND, transient=True)
         self.tokens: list[int] = []
         self.drafts: dict[int, int] = {}  # by position
@@ -48,7 +50,7 @@ class Animation(Display):
             return
         while self.tokens and self.tokens[-1] == self.mask_id:
             self.tokens.pop()
-        if self.tokens:  # stopped, by Ctrl-C or an error
+        if self.tokens:  # stopped by Ctrl-C or an error
             self.console.print(self._shown(self.shown_from, {}), soft_wrap=True)
 
     def event(self, event: Event) -> None:
@@ -74,14 +76,14 @@ class Animation(Display):
         self.finished = text
 
     def _tail(self) -> Text:
-        """As many of the last lines as the terminal has room for."""
+        """The last lines, as many as fit on the terminal."""
         first = max(len(self.tokens) - _SHOWN, self.shown_from)
         drafts = {place: token for place, token in self.drafts.items() if place >= first}
         lines = self._shown(first, drafts).wrap(self.console, self.console.width)
         return Text("\n").join(lines[-max(self.console.height - 2, 1) :])
 
     def _shown(self, first: int, drafts: Mapping[int, int]) -> Text:
-        """The text from a position on, and the drafts in it and ahead of it."""
+        """The text from a position on, with drafts inside and ahead of it."""
         seen = {**dict(enumerate(self.tokens[first:], first)), **drafts}
 
         def kind(place: int) -> str:
@@ -100,17 +102,16 @@ class Animation(Display):
         return shown
 
     def _ahead(self, text: list[int], drafts: list[int]) -> str:
-        """Drafts as they go on with a text; alone they may lack a space, or a part of a character."""
+        """Drafts decoded after the text; alone they may lack a space or part of a character."""
         alone, together = (self.tokenizer.decode(tokens) for tokens in (text, text + drafts))
         pairs = enumerate(zip(alone, together, strict=False))
         return together[next((at for at, (one, other) in pairs if one != other), len(alone)) :]
 
 
 class Printer(Display):
-    """Prints finished texts in the order of the prompts.
+    """Prints finished texts in the order of the prompts, so the output does not depend on timing.
 
-    What is read must not depend on which text was finished first. Texts that still wait for an earlier one
-    when writing is interrupted are printed then.
+    If writing is interrupted, texts that wait for an earlier one are printed at the end.
     """
 
     def __init__(self, console: Console, texts: int) -> None:
@@ -130,7 +131,7 @@ class Printer(Display):
 
 
 class Film(Display):
-    """Keeps how a single text is written, for an animated SVG."""
+    """Records how a single text is written, for an animated SVG."""
 
     watches = True
 
@@ -144,8 +145,8 @@ class Film(Display):
     def write(self, tokenizer: Tokenizer, mask_id: int) -> None:
         if not self.events:
             raise ValueError(
-                f"--film {self.file} cannot be drawn: the text was in --out already, by a command "
-                "that was stopped; write it again to another --out"
+                f"--film {self.file} cannot be drawn: an earlier command, which was stopped, has already "
+                "written the text to --out; write it again to another --out"
             )
         write_atomically(
             self.file, film_svg(record_film(self.events, tokenizer.decode, mask_id=mask_id)).encode()
@@ -153,8 +154,8 @@ class Film(Display):
 
 
 def print_text(console: Console, generation: Generation, *, many: bool) -> None:
-    """A text as it is into a file or a pipe; in a terminal wrapped at words, and without what would steer the
-    terminal."""
+    """Print a text: unchanged into a file or a pipe; on a terminal wrapped at words, without control
+    characters."""
     text, written = generation.text or "", generation.completion or ""
     sample = generation.sample
     if many:

@@ -1,4 +1,4 @@
-"""Which tokens `bd3lm sample` reveals in a pass: --unmasking as a rule, and what is asked of speculation."""
+"""--unmasking as a rule, and the flags for speculation as settings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def unmasking_rule(words: Sequence[str], method: "Method") -> UnmaskingRule | None:
-    """The rule that --unmasking asks for, which leans as the model does unless its words say how much."""
+    """The rule that --unmasking names. It has the model's lean unless the flag sets one."""
     if not words:
         return None
     rule: Any = named_rule(words, UnmaskingRule.members())
@@ -21,7 +21,7 @@ def unmasking_rule(words: Sequence[str], method: "Method") -> UnmaskingRule | No
 
 
 def speculation_of(asked: str | None, scheme: Scheme, candidates: int) -> Speculation | None:
-    """What --speculation, --scheme and --candidates ask for; nothing leaves it to the model."""
+    """Speculation from --speculation, --scheme and --candidates; None leaves it to the model."""
     if asked is None and candidates == 1:
         return None
     of = Speculation.of(int(asked) if asked is not None and asked.isdecimal() else asked or "auto")
@@ -29,7 +29,7 @@ def speculation_of(asked: str | None, scheme: Scheme, candidates: int) -> Specul
 
 
 def named_rule(words: Sequence[str], kinds: Mapping[str, type[Any]], *, flag: str = "--unmasking") -> Any:
-    """The rule that KIND [field=value ...] asks for, of the rules by their kinds."""
+    """The rule named by KIND [field=value ...], out of `kinds`."""
     kind, *rest = words
     if kind not in kinds:
         raise ValueError(
@@ -40,7 +40,7 @@ def named_rule(words: Sequence[str], kinds: Mapping[str, type[Any]], *, flag: st
         name, equals, value = word.partition("=")
         if not equals:
             raise ValueError(
-                f"{flag} takes KIND [field=value ...], got {word!r} after {kind}: a model and prompts go "
+                f"{flag} takes KIND [field=value ...], got {word!r} after {kind}: put the model and prompts "
                 "before the flag"
             )
         if name in values:

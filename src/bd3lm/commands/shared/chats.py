@@ -1,4 +1,4 @@
-"""The chat template that a user asks for, and what is said of conversations that are read."""
+"""Chat templates as flags name them, and what a command reports about conversations."""
 
 import sys
 from collections.abc import Sequence
@@ -16,19 +16,18 @@ ChatTemplateFlag = Annotated[
     str | None,
     named(
         "FILE|plain|none",
-        help="How conversations become text: a Jinja template; plain, which comes with bd3lm; or none, for "
-        "texts and their continuations (prompt and completion). By default the one of the tokenizer, where "
-        "it has one.",
+        help="Chat template: a Jinja file; plain, which comes with bd3lm; or none, for pairs of prompt and "
+        "completion. Default: the tokenizer's own template, if it has one.",
     ),
 ]
 AnswersFlag = Annotated[
     Literal["all", "last"],
-    named("{all,last}", help="Learn all answers of a conversation, or the last alone. (default: all)"),
+    named("{all,last}", help="Train on all answers of a conversation, or only on the last. (default: all)"),
 ]
 
 
 def check_template(asked: str | None) -> None:
-    """Refuse a template that is not there."""
+    """Refuse a template that does not exist."""
     from bd3lm.data.templates import named_template
 
     if asked is not None and asked != NONE:
@@ -36,7 +35,7 @@ def check_template(asked: str | None) -> None:
 
 
 def template_for(asked: str | None, tokenizer: "Tokenizer") -> str | None:
-    """The text of the template that is asked for; None for texts that need none."""
+    """The text of the template; None for pairs of prompt and completion, which need none."""
     from bd3lm.data.templates import named_template
 
     if asked is None:
@@ -45,7 +44,7 @@ def template_for(asked: str | None, tokenizer: "Tokenizer") -> str | None:
 
 
 def say_cut(corpora: "Sequence[ConversationCorpus]") -> None:
-    """Read and check all conversations, and say of how many the end is left out."""
+    """Read and check all conversations, and report how many are cut after their last answer."""
     if cut := sum(corpus.cut for corpus in corpora):
         what = "1 conversation" if cut == 1 else f"{cut:,} conversations"
-        say(f"left out what stands behind the last answer of {what}", to=sys.stderr)
+        say(f"left out the messages after the last answer in {what}", to=sys.stderr)

@@ -1,4 +1,5 @@
-"""A command is a frozen dataclass whose fields are its flags; here its objects become words to be typed."""
+"""What a command is: a frozen dataclass whose fields are its flags; also turns it back into a command
+line."""
 
 import shlex
 from abc import ABC, abstractmethod
@@ -14,47 +15,47 @@ from bd3lm.words import advice_in_flags
 
 
 class Command(Kinded, ABC, family="command", group="bd3lm.commands"):
-    """A command: `kind` is what is typed, the docstring is its help, the fields are its flags."""
+    """A command: `kind` is the word to type, the docstring is its help, the fields are its flags."""
 
     mistakes: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Flags that people try and the command does not have, each with what to say then."""
+    """Flags that people try but the command does not have, each with the error to print."""
 
     @classmethod
     def advice(cls, flag: str) -> str | None:
-        """What to say for a flag that other programs have for something of ours."""
+        """What to use instead of a flag from another program; None if it is unknown."""
         return advice_in_flags(flag, {each.field for each in flags_of(cls)})
 
     @abstractmethod
     def run(self) -> int:
-        """Do the work; the exit status."""
+        """Do the work and return the exit status."""
 
     @classmethod
     def set_aside(cls, words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-        """The words for tyro, and the values of fields that the command reads from the others itself."""
+        """Split the words: those for tyro, and values of fields that the command parses itself."""
         return list(words), {}
 
 
 @dataclass(frozen=True)
 class Flag:
-    """A field of a command as it is typed."""
+    """A field of a command, as the user types it."""
 
     field: str
     name: str
-    """Such as --top-p-rule."""
+    """For example --top-p-rule."""
     default: Any
     is_switch: bool
-    """It is --name or, where it `has_opposite`, --no-name."""
+    """A switch is --name or, if it `has_opposite`, --no-name."""
     has_opposite: bool
     is_positional: bool
     is_repeated: bool
-    """It is given once for each of its values."""
+    """The flag is repeated, once for each value."""
     is_hidden: bool
-    """tyro does not know it: its words are typed as they are."""
+    """Hidden from tyro: its words are typed unchanged."""
     subcommands: Mapping[str, type[Any]]
-    """By name, where the field is a command inside a command."""
+    """By name, if the field is a subcommand."""
 
     def words(self, value: Any) -> list[str]:
-        """What is typed for a value."""
+        """The words to type for a value."""
         if self.is_switch:
             return [self.name if value else f"--no-{self.name.removeprefix('--')}"]
         if self.is_repeated:
@@ -64,7 +65,7 @@ class Flag:
         return self._one(_text(value))
 
     def bare_words(self, value: Any) -> list[str]:
-        """What is typed for the value of a positional argument."""
+        """The words to type for the value of a positional argument."""
         return [self._bare(_text(each)) for each in (value if isinstance(value, tuple) else (value,))]
 
     def _one(self, text: str) -> list[str]:
@@ -73,7 +74,8 @@ class Flag:
     def _bare(self, text: str) -> str:
         if _looks_like_a_flag(text):
             raise ValueError(
-                f"{self.field} must have values that do not begin with -, to be typed, got {text!r}"
+                f"{self.field} must have values that do not begin with -, because they are typed without a "
+                f"flag, got {text!r}"
             )
         return text
 
@@ -86,7 +88,7 @@ _SUBCOMMAND: Any = type(subcommand())
 
 
 def flags_of(command: type[Any]) -> list[Flag]:
-    """The flags of a command, by the names that tyro gives them."""
+    """The flags of a command, with the names that tyro gives them."""
     hints = get_type_hints(command, include_extras=True)
     found = []
     for each in fields(command):
@@ -109,23 +111,23 @@ def flags_of(command: type[Any]) -> list[Flag]:
 
 
 def subcommands_of(command: type[Any]) -> Mapping[str, type[Any]]:
-    """The commands inside a command, such as those of `bd3lm data`; mostly none."""
+    """The subcommands of a command such as `bd3lm data`; most commands have none."""
     return next((flag.subcommands for flag in flags_of(command) if flag.subcommands), {})
 
 
 def as_typed(command: Command) -> str:
-    """The command line of a command; flags at their defaults are left out."""
+    """The command line of a command, without flags at their defaults."""
     name, positional, flags = typed_parts(command)
     return shlex.join([*name, *positional, *flags])
 
 
 def typed_parts(command: Any) -> tuple[list[str], list[str], list[str]]:
-    """The words of a command line: its name, what stands without a flag, and the rest."""
+    """The parts of a command line: name, positional arguments, flags."""
     name = ["bd3lm", command.kind] if isinstance(command, Command) else []
     positional: list[str] = []
     words: list[str] = []
-    left_out: list[Flag] = []  # positional arguments, which a later one makes necessary
-    for flag in flags_of(type(command)):
+    left_out: list[Flag] = []  # defaults of positional arguments; needed if a later one is given
+    for flag in sorted(flags_of(type(command)), key=lambda flag: flag.is_hidden):  # hidden words come last
         value = getattr(command, flag.field)
         if flag.subcommands:
             chosen = next(each for each, kind in flag.subcommands.items() if type(value) is kind)
@@ -139,7 +141,7 @@ def typed_parts(command: Any) -> tuple[list[str], list[str], list[str]]:
                 continue
             for each in left_out:
                 if each.default is None:
-                    raise ValueError(f"{each.field} must be given before {flag.field}, got None")
+                    raise ValueError(f"{each.field} must be given if {flag.field} is, got None")
                 positional += each.bare_words(each.default)
             left_out = []
             positional += flag.bare_words(value)
@@ -149,7 +151,7 @@ def typed_parts(command: Any) -> tuple[list[str], list[str], list[str]]:
 
 
 def unwrapped(hint: Any) -> tuple[Any, list[Any]]:
-    """A type without its marks, and the marks."""
+    """A type without its annotations, and the annotations."""
     marks: list[Any] = []
     while get_origin(hint) is Annotated:
         hint, *more = get_args(hint)
@@ -177,7 +179,7 @@ def _text(value: Any) -> str:
 
 
 def _looks_like_a_flag(text: str) -> bool:
-    """Numbers below 0 do not."""
+    """Negative numbers do not."""
     if not text.startswith("-"):
         return False
     try:

@@ -1,11 +1,11 @@
-"""The text that a model is measured on: its run's own, token shards, or any corpus, as wrapped sequences."""
+"""The text to measure a model on, as wrapped sequences: the run's own data, token shards or a corpus."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,15 +26,14 @@ from bd3lm.data.meta import META_FILE
 from bd3lm.io.files import local_path
 from bd3lm.io.reading import DocumentTooLong
 
-if TYPE_CHECKING:  # texts are checked before torch is loaded, which these bring
+if TYPE_CHECKING:  # texts are checked before torch is loaded, and these imports load it
     from bd3lm.commands.shared.subjects import Subject
     from bd3lm.objectives import TokenBatch
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """Some text as sequences of one length, by default the model's context; what is left after the last whole
-    one is not in it."""
+    """A text as sequences of one length, by default the model's context, without the incomplete last one."""
 
     name: str
     split: str
@@ -42,20 +41,20 @@ class Sequences:
     number: int
     eos_between_documents: bool
     bos_eos: bool = False
-    """Whether each sequence stands between BOS and EOS, both of which take a place of the context."""
+    """Whether BOS and EOS surround each sequence. Both count toward the context."""
 
     @property
     def fingerprint(self) -> str:
-        """Of the tokens: the same for runs that read the same data."""
+        """Fingerprint of the tokens: equal for runs that read the same data."""
         return self.rows.shards.fingerprint
 
     def batches(self, subject: "Subject", batch_size: int) -> "Iterator[TokenBatch]":
-        """On the model's device, scored as the model was trained."""
+        """Batches on the model's device, scored as in training."""
         for batch in OrderedBatches(self.rows, rows=batch_size, limit=self.number):
             yield batch.to(subject.device)
 
     def text_bytes(self, subject: "Subject") -> int | None:
-        """The bytes of the text of exactly those tokens that are scored; None without a tokenizer."""
+        """The number of bytes of the scored tokens; None without a tokenizer."""
         tokenizer = subject.model.tokenizer
         if tokenizer is None:
             return None
@@ -70,7 +69,7 @@ class Sequences:
         return found
 
     def _answer_bytes(self, rows: PackedConversations, tokenizer: "Tokenizer") -> int:
-        """The bytes of the answers, each going on from what stands before it."""
+        """The number of bytes of the answers, each decoded after the text before it."""
         found = 0
         for index in range(self.number):
             batch = rows.batch([index])
@@ -82,13 +81,13 @@ class Sequences:
 
 
 def check_texts(data: Iterable[str | None], field: str | None = None) -> None:
-    """Refuse paths that hold no text, before anything is measured on the texts before them; and a `field`
-    where no text comes from files, which alone have one."""
+    """Refuse paths that hold no text, before any text is measured; also a `field` if no text comes from a
+    file."""
     files = [source for source in data if source is not None and _is_of_files(source)]
     for source in files:
-        say_skipped(load_corpus(source))  # finds the files and reads none
+        say_skipped(load_corpus(source))  # finds the files without reading them
     if field is not None and not files:
-        raise ValueError(f"--field is for text in files, and none is measured on, got {field!r}")
+        raise ValueError(f"--field is for text files, and no text to measure on is one, got {field!r}")
 
 
 def _is_of_files(data: str) -> bool:
@@ -112,15 +111,16 @@ def open_sequences(
     context: int | None = None,
     alone: bool = False,
 ) -> Iterator[Sequences]:
-    """The held-out text of a model's own run, or `data`: a folder of token shards, or a corpus as files or by
-    name, which is tokenized for the occasion, with EOS after each document unless told otherwise.
+    """Open a text to measure a model on.
 
-    `split` is by default what was held out, else all there is; `field` names what holds the text in JSON
-    lines and parquet; `limit` takes the first sequences only; `context` is their length, by default the
-    network's.
-    Of conversations the answers are measured, with several of them in a sequence, or with `alone` one.
-    A run that was trained on sequences between BOS and EOS is measured on such, whatever the text. A model
-    that came without its run does not know how it was trained: `bos_eos` says that it was so.
+    `data` is a folder of token shards, or a corpus as files or by name, which is tokenized on the fly with
+    EOS after each document, unless told otherwise. None means the held-out text of the model's own run.
+    `split` defaults to held-out text, else to everything. `field` names the text in JSON lines and parquet.
+    `limit` takes only the first sequences; `context` is their length, by default the network's. Of
+    conversations only the answers are scored, with several conversations in a sequence, or with `alone` one.
+
+    A run that was trained on sequences between BOS and EOS is measured on such sequences, whatever the text.
+    A model without its run does not know how it was trained: `bos_eos` says that it was trained this way.
     """
     from bd3lm.reports.content import HELD_OUT
 
@@ -139,7 +139,7 @@ def open_sequences(
         _check_eos(shards, eos_between_documents, name)
         split = split or next((each for each in HELD_OUT if each in shards.splits), shards.splits[0])
         if context is None and shards.meta.inputs.chat is not None and subject.recipe is not None:
-            context = subject.recipe.data.context  # what conversations were packed into
+            context = subject.recipe.data.context  # the size that conversations were packed into
         context = _length(subject, context)
         bos_eos = bos_eos or (subject.recipe is not None and subject.recipe.data.bos_eos)
         rows = _rows(subject, shards, split, context, bos_eos, alone)
@@ -157,22 +157,36 @@ def open_sequences(
         yield Sequences(name, split, rows, number, shards.meta.inputs.eos_between_documents, bos_eos)
 
 
+def settings_of_reading(text: Sequences, subject: "Subject", flags: Any) -> dict[str, Any]:
+    """How a command read a text, for its record: `eval` and `acceptance` say it in the same way."""
+    return {
+        "eos_between_documents": text.eos_between_documents,
+        "context": text.rows.context,
+        "batch_size": flags.batch_size,
+        "dtype": subject.dtype,
+        "tokenizer": subject.tokenizer,
+        "limit": flags.sequences,
+        **({"bos_eos": True} if text.bos_eos else {}),
+        **({} if flags.field is None else {"field": flags.field}),
+    }
+
+
 def _rows(
     subject: "Subject", shards: TokenShards, split: str, context: int, bos_eos: bool, alone: bool
 ) -> WrappedTokens | PackedConversations:
-    """Documents end to end, or conversations, of which the answers are measured."""
+    """Documents wrapped end to end, or conversations with scored answers."""
     method = subject.model.config.method
     if shards.meta.inputs.chat is None:
         return WrappedTokens(shards, split, context, bos_eos=bos_eos, score_first=method.score_first)
     if bos_eos:
-        raise ValueError("sequences between BOS and EOS are of text, and the data holds conversations")
+        raise ValueError("BOS and EOS around sequences need text, and the data holds conversations")
     skip_long = subject.recipe is not None and subject.recipe.data.skip_long
     packing = Packing() if alone else method.packing(context)
     return PackedConversations(shards, split, context, packing=packing, skip_long=skip_long, alone=alone)
 
 
 def _length(subject: "Subject", asked: int | None) -> int:
-    """How long sequences are: as many tokens as the network's context, or fewer, in whole blocks."""
+    """The length of sequences: the network's context or less, in whole blocks."""
     config = subject.model.config
     most = config.network.context
     if asked is None:
@@ -195,13 +209,13 @@ def _tokenize(
     eos_between_documents: bool,
     folder: Path,
 ) -> tuple[TokenShards, str]:
-    """One split of a corpus as shards; a file that is no split of anything is taken whole."""
+    """One split of a corpus as shards; a file that belongs to no split is taken whole."""
     from bd3lm.reports.content import HELD_OUT
 
     tokenizer = subject.model.tokenizer
     if tokenizer is None:
         raise ValueError(f"{subject.name} was saved without a tokenizer; name one with --tokenizer")
-    # Text that is not split by the names of its files is all to be measured on.
+    # Text without splits in its file names is measured whole.
     path = local_path(data)
     whole = path.exists() and (path.is_file() or not split_by_name(path, find_files(path)))
     corpus = load_corpus(data, field=field if _is_of_files(data) else None, held_out=0 if whole else None)
@@ -211,22 +225,26 @@ def _tokenize(
             corpus, tokenizer, folder, splits=[split], eos_between_documents=eos_between_documents
         ), split
     except DocumentTooLong as error:
-        hint = "`bd3lm data prepare --max-document` allows more, and can be measured on by its folder"
+        hint = (
+            "prepare the text with `bd3lm data prepare --max-document`, which can allow more, and measure on "
+            "that folder"
+        )
         raise DocumentTooLong(error.where, error.most, hint) from None
 
 
 def _check_eos(shards: TokenShards, wanted: bool | None, name: str) -> None:
-    """Shards were written with EOS or without, which can no longer be chosen."""
+    """Refuse shards whose EOS tokens differ from what the measurement needs."""
     has = shards.meta.inputs.eos_between_documents
     if wanted is not None and wanted != has:
         raise ValueError(
-            f"{name} was prepared {'with' if has else 'without'} an end token after each document, and is to "
-            f"be measured {'with' if wanted else 'without'}: prepare it so, or give the text itself"
+            f"{name} was prepared {'with' if has else 'without'} an end token after each document, and the "
+            f"measurement needs text {'with' if wanted else 'without'} it: prepare it that way, or pass the "
+            "text itself"
         )
 
 
 def _check_tokenizer(subject: "Subject", shards: TokenShards, name: str) -> None:
-    """The tokens of the text must mean to the model what they meant when the text was tokenized."""
+    """Refuse text whose tokens mean something else to the model than when it was tokenized."""
     tokenizer, inputs = subject.model.tokenizer, shards.meta.inputs
     if tokenizer is not None:
         try:

@@ -1,4 +1,4 @@
-"""Which model a command is about, as far as that is known before torch is there to load it."""
+"""Which model a command uses: the checks that are possible before torch is loaded."""
 
 import sys
 from collections.abc import Iterable
@@ -17,20 +17,19 @@ PLAIN_TEXT = ".txt"
 def check_models(
     sources: Iterable[str | Path], *, device: str | None = None, lean: float | None = None
 ) -> None:
-    """Refuse what is no model, as a mistyped name is none, what is no device to load it on, and what is no
-    lean to give it: before torch is loaded, which takes seconds."""
+    """Refuse, before torch is loaded, a source that is no model, an invalid device or an invalid lean."""
     if device is not None:
         check_device(device, "--device")
     if lean is not None:
         check_lean(lean, "--lean")
     for source in sources:
         folder = local_path(source)
-        if not (folder / STAGES_FILE).is_file():  # of such a run `one_model` takes the last stage
+        if not (folder / STAGES_FILE).is_file():  # for such a run `one_model` takes the last stage
             interop.check_source(source)
 
 
 def one_model(source: str | Path) -> str | Path:
-    """The source itself; for a run of several stages the last that has begun, which standard error tells."""
+    """The source itself; for a run of several stages the last one begun, with a line on standard error."""
     folder = local_path(source)
     models = (folder, folder / interop.RUN_MODEL)
     if source in ("", interop.BOX) or not folder.is_dir():
@@ -42,7 +41,7 @@ def one_model(source: str | Path) -> str | Path:
     from bd3lm.runs.stages import run_stages
 
     stage = run_stages(folder)[-1]
-    say(f"{source} is a run of several stages: taking the last that was begun, {stage}", to=sys.stderr)
+    say(f"{source} is a run of several stages: using the last one begun, {stage}", to=sys.stderr)
     return stage
 
 

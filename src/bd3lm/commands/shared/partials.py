@@ -1,4 +1,4 @@
-"""Files that a command writes line by line over hours: OUT.partial until it is whole, then OUT."""
+"""Files that a command writes line by line over hours: OUT.partial until complete, then OUT."""
 
 import json
 import os
@@ -14,14 +14,14 @@ from bd3lm.io.terminal import as_utf8, say
 
 
 def partial_of(out: Path) -> Path:
-    """The file that becomes `out` once all is in it."""
+    """The file that becomes `out` when it is complete."""
     return out.with_name(out.name + ".partial")
 
 
 class Partial:
-    """The lines of OUT so far, and the file that further ones go to.
+    """OUT.partial: the lines written so far, open for more.
 
-    `take_up` continues what an earlier command left; lines that do not fit are kept in another file.
+    `take_up` continues the lines of an earlier command; lines that do not fit are moved to another file.
     """
 
     def __init__(self, out: Path, file: BinaryIO) -> None:
@@ -31,13 +31,13 @@ class Partial:
     @classmethod
     @contextmanager
     def open(cls, out: Path) -> Iterator["Partial"]:
-        """Lock OUT.partial against a second writer; at the end it is removed if it has no line."""
+        """Lock OUT.partial against a second writer. At the end an empty file is removed."""
         check_new_file(out)
         path = partial_of(out)
         with path.open("a+b") as file:
             try:
                 with only_writer(path):
-                    check_new_file(out)  # which another may have finished until now
+                    check_new_file(out)  # another process may have finished it by now
                     try:
                         yield cls(out, file)
                     finally:
@@ -47,9 +47,10 @@ class Partial:
                 raise ValueError(f"--out {out} is being written by another process") from None
 
     def take_up(self, is_next: Callable[[dict[str, Any]], bool]) -> int:
-        """Keep the lines up to the first that is not what would be written next; returns how many.
+        """Keep the lines up to the first one that this command would not write next; return how many.
 
-        If others follow, the whole file is copied first, so that none is lost. A torn last line is dropped.
+        If other lines follow, the whole file is copied first, so nothing is lost. A torn last line is
+        dropped.
         """
         self._file.seek(0)
         count = end = 0
@@ -65,26 +66,26 @@ class Partial:
             kept = self._copy()
             which = f"its lines after the first {count:,}" if count else "its lines"
             say(
-                f"{self.path} is kept as {kept}: {which} are of other texts, weights or settings",
+                f"{self.path} is kept as {kept}: {which} come from other texts, weights or settings",
                 to=sys.stderr,
             )
         if count:
-            say(f"continuing after the {count:,} lines of {self.path}", to=sys.stderr)
+            say(f"continuing after {count:,} lines of {self.path}", to=sys.stderr)
         self._file.truncate(end)
         return count
 
     def write(self, line: str) -> None:
-        """Add a line; it is in the file at once, whatever comes next."""
+        """Append a line and flush it to the file at once."""
         with full_disk_explained(self.path.parent):
             self._file.write(as_utf8(line) + b"\n")
             self._file.flush()
 
     def discard(self) -> None:
-        """Drop all lines."""
+        """Remove all lines."""
         self._file.truncate(0)
 
     def finish(self) -> None:
-        """Give the file its name."""
+        """Rename the file to its final name."""
         os.fsync(self._file.fileno())
         self.path.replace(self.out)
 
@@ -97,7 +98,7 @@ class Partial:
 
 
 def _record(line: bytes) -> dict[str, Any]:
-    """A line as it was written; empty if it is not one."""
+    """A line as a record; empty if it is not one."""
     try:
         found = json.loads(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Progress with the time left, on a terminal, for what takes longer than people wait without a word."""
+"""Progress bars with the time left, for steps that take longer than a few seconds."""
 
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
@@ -13,8 +13,10 @@ T = TypeVar("T")
 
 
 class TimeLeft(ProgressColumn):
-    """The time so far, and the time left at the mean speed so far. rich's own column goes by the last half
-    minute, and knows nothing when a step takes longer."""
+    """Elapsed time, and the time left at the average speed so far.
+
+    rich's own column uses the last half minute, and shows nothing if a step takes longer.
+    """
 
     def render(self, task: Task) -> Text:
         """Such as 0:01:20, 0:02:40 left."""
@@ -29,8 +31,8 @@ def _clock(seconds: float) -> str:
 
 
 def tracked(steps: Iterable[T], description: str, *, total: int, console: Console | None) -> Iterator[T]:
-    """The steps, with a bar on the console while they are worked on; where that is no terminal on standard
-    error, if that is one."""
+    """The steps, with a progress bar on the console or, if that is no terminal, on standard error if that is
+    one."""
     screen = console if console is not None and console.is_terminal else Console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeLeft())
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:

@@ -1,4 +1,4 @@
-"""What `bd3lm sample` is given to continue or to fill: prompts in a file, and templates with gaps."""
+"""The inputs of `bd3lm sample`: prompts from a file, and templates with gaps."""
 
 import json
 import sys
@@ -11,22 +11,22 @@ from bd3lm.io.files import local_path
 from bd3lm.io.reading import ENCODING, MAX_DOCUMENT, DocumentTooLong, numbered_lines
 from bd3lm.parsing import template_parts
 
-if TYPE_CHECKING:  # prompts are read before torch is loaded, which the model's room brings
+if TYPE_CHECKING:  # prompts are read before torch is loaded, and these imports load it
     from bd3lm.lm import Gap
 
 STANDARD_INPUT = "-"
 MAX_PROMPTS, MAX_CHARACTERS = 1_000_000, 100_000_000
-"""The most lines, and the most characters of all of them: they are kept in memory. A line is a document."""
+"""The most lines and the most characters in total, since prompts are kept in memory. A line is a document."""
 _JSON_LINES = ".jsonl"
 
 Template: TypeAlias = "Sequence[str | Gap]"
 
 
 def read_prompts(source: str, flag: str = "--prompts-from") -> list[str]:
-    """The prompts in a file, or for - in standard input: one a line, blank lines left out, or JSON lines.
+    """Read prompts from a file, or from standard input if it is -: one per line, or JSON lines.
 
-    A file called .jsonl is JSON lines, objects with the prompt in their field `prompt`. Standard input has no
-    name: it is JSON lines where its first line is such an object. What has no end is refused.
+    Blank lines are skipped. A file named .jsonl holds JSON objects with a field `prompt`. Standard input has
+    no name: it is read as JSON lines if its first line is such an object. Endless input is refused.
     """
     where = "standard input" if source == STANDARD_INPUT else source
     try:
@@ -56,7 +56,7 @@ def read_prompts(source: str, flag: str = "--prompts-from") -> list[str]:
 
 @contextmanager
 def _opened(source: str) -> Iterator[IO[str]]:
-    """Text whose lines end at line feeds alone: a prompt may hold other ends, such as U+2028."""
+    """Text whose lines end only at line feeds: a prompt may contain other line ends, such as U+2028."""
     if source != STANDARD_INPUT:
         with local_path(source).open(encoding=ENCODING, newline="\n") as text:
             yield text
@@ -65,11 +65,11 @@ def _opened(source: str) -> Iterator[IO[str]]:
     try:
         yield text
     finally:
-        text.detach()  # it would close standard input
+        text.detach()  # closing it would close standard input
 
 
 def _lines(text: IO[str], where: str, flag: str) -> Iterator[tuple[int, str]]:
-    """The lines that are not blank, with their numbers, as far as there may be so many."""
+    """The lines that are not blank, with their numbers, up to the maximum."""
     size = 0
     try:
         for number, line in numbered_lines(text, where, MAX_DOCUMENT):
@@ -77,8 +77,8 @@ def _lines(text: IO[str], where: str, flag: str) -> Iterator[tuple[int, str]]:
             size += len(line)
             if number > MAX_PROMPTS or size > MAX_CHARACTERS:
                 raise ValueError(
-                    f"{flag} must have at most {MAX_PROMPTS:,} lines, of {MAX_CHARACTERS:,} "
-                    f"characters together, and {where} has more at line {number:,}"
+                    f"{flag} must have at most {MAX_PROMPTS:,} lines, with {MAX_CHARACTERS:,} characters in "
+                    f"total, and {where} has more at line {number:,}"
                 )
             if line.strip():
                 yield number, line
@@ -98,14 +98,14 @@ def _prompt_field(line: str) -> str | None:
 
 
 def parse_template(template: str) -> "list[str | Gap]":
-    """The parts of "The {3} sat.", where {3} is a gap of 3 tokens, and {{ and }} are braces."""
+    """Split "The {3} sat." into parts. {3} is a gap of 3 tokens; {{ and }} are braces."""
     from bd3lm.lm import Gap
 
     return [Gap(part) if isinstance(part, int) else part for part in template_parts(template, "--template")]
 
 
 def template_text(template: Template) -> str:
-    """The text that `parse_template` reads as this."""
+    """The text from which `parse_template` makes this template."""
     return "".join(
         part.replace("{", "{{").replace("}", "}}") if isinstance(part, str) else f"{{{part.tokens}}}"
         for part in template

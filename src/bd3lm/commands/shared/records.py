@@ -1,7 +1,7 @@
-"""What was measured of a run, kept beside it: RUN/measured/NAME.json, one file a measurement.
+"""Measurements of a run, stored next to it: RUN/measured/NAME.json, one file per measurement.
 
-A record says on which weights it was measured, so one that a longer training has outdated is not taken for a
-measurement of the model that is there now.
+A record names the digest of the weights it was measured on. After more training, old records are not taken
+for measurements of the new weights.
 """
 
 import json
@@ -18,11 +18,11 @@ import bd3lm
 from bd3lm.io.files import read_text, write_atomically
 from bd3lm.io.terminal import as_utf8, say
 
-if TYPE_CHECKING:  # a subject brings all of training with it, for which `bd3lm sample` need not wait
+if TYPE_CHECKING:  # this import loads all of training, which `bd3lm sample` does not need
     from bd3lm.commands.shared.subjects import Subject
 
 FOLDER = "measured"
-_MOST_BYTES = 50_000_000  # of a record
+_MOST_BYTES = 50_000_000  # version of the record format
 
 
 def new_record(
@@ -33,9 +33,10 @@ def new_record(
     result: Mapping[str, Any],
     weights: str | None = None,
 ) -> dict[str, Any]:
-    """A measurement as JSON: what it is of, how it was made, and what came out.
+    """A measurement as JSON: its subject, its settings and its result.
 
-    It is of a model or, by its name, of a file; `weights` is the digest that a file has of its model's.
+    The subject is a model, or a file by its name; then `weights` is the digest that the file gives for its
+    model.
     """
     origin: dict[str, str | None]
     if not isinstance(of, str):
@@ -54,16 +55,16 @@ def new_record(
 
 def weights_digest(path: Path) -> str:
     """sha256 of the weights in a model folder, or of a file of them."""
-    from bd3lm.interop.beside import digest  # torch, which is there by the time that anything is measured
+    from bd3lm.interop.beside import digest  # torch, which is loaded by the time anything is measured
 
     return digest(path)
 
 
 def keep(of: "Subject | str", name: str, record: Mapping[str, Any]) -> Path | None:
-    """Write a record beside its run, in place of one of the same name; nothing for what has no run.
+    """Write a record next to its run, replacing one of the same name; without a run, do nothing.
 
-    Where it cannot be written, which is said, `kept` has it all the same as long as this process runs: what
-    was measured is still to be shown.
+    If the disk refuses it, a warning says so, and `kept` still returns the record in this process, so the
+    measurement can be shown.
     """
     if isinstance(of, str) or of.run is None:
         return None
@@ -80,9 +81,9 @@ def keep(of: "Subject | str", name: str, record: Mapping[str, Any]) -> Path | No
 
 
 def why_not_writable(folder: Path) -> str | None:
-    """Why no file can be made in a folder, or where it is not there in the one above it; None if one can.
+    """Why no file can be created in a folder (or in its parent, if it does not exist); None if one can.
 
-    Permissions alone do not say it: there are systems that can only be read, and root.
+    It tries, because permissions do not tell: file systems can be read-only, and root ignores permissions.
     """
     try:
         with TemporaryFile(dir=folder if folder.exists() else folder.parent):
@@ -92,31 +93,31 @@ def why_not_writable(folder: Path) -> str | None:
 
 
 def check_new_file(out: Path | None, flag: str = "--out") -> None:
-    """Refuse, before anything is measured for it, a file that would be overwritten or cannot be written."""
+    """Refuse, before anything is measured, a file that exists or cannot be written."""
     if out is None:
         return
     if not out.parent.is_dir():
-        raise ValueError(f"{flag} must be in an existing folder, and {out.parent} is none")
+        raise ValueError(f"{flag} must be in an existing folder, and {out.parent} is not one")
     if out.exists():
         raise ValueError(f"{flag} must be a new file, and {out} exists")
     if (why := why_not_writable(out.parent)) is not None:
-        raise ValueError(f"{flag} must be in a folder that can be written to, and {out.parent} cannot: {why}")
+        raise ValueError(f"{flag} must be in a writable folder, and {out.parent} is not: {why}")
 
 
 def write_records(out: Path | None, records: Sequence[Mapping[str, Any]]) -> None:
-    """What a command measured, as a JSON list, where --out asks for it."""
+    """Write the records of a command as a JSON list, if --out was given."""
     if out is not None:
         _write(out, records)
         say(f"wrote {out}")
 
 
 def model_and_title(record: Mapping[str, Any]) -> str:
-    """What a record is of, as a row of a table names it."""
+    """The subject of a record, as tables name it."""
     return record["model"] if record["title"] is None else f"{record['model']} ({record['title']})"
 
 
 def kept(subject: "Subject", kind: str) -> list[dict[str, Any]]:
-    """The records of a kind that were measured on the weights the run has now, the newest last."""
+    """The records of a kind that were measured on the run's current weights, newest last."""
     if subject.run is None:
         return []
     from bd3lm.reports.records import check_record
@@ -134,9 +135,9 @@ def kept(subject: "Subject", kind: str) -> list[dict[str, Any]]:
 
 
 def record_name(kind: str, settings: Mapping[str, Any], *words: str) -> str:
-    """The name of a record: its kind, words for a reader, and a digest of its settings.
+    """The name of a record: its kind, readable words, and a digest of its settings.
 
-    The same settings have the same name, so that a measurement replaces only one made in the same way.
+    The same settings give the same name, so a measurement replaces only one made in the same way.
     """
     from bd3lm.data.corpus import digest
 
@@ -144,30 +145,30 @@ def record_name(kind: str, settings: Mapping[str, Any], *words: str) -> str:
 
 
 def _slug(*parts: str) -> str:
-    """A name for a record: letters, digits and dots, the rest as dashes."""
+    """A name for a record: letters, digits and dots; everything else becomes a dash."""
     return "-".join(re.sub(r"[^\w.]+", "-", part).strip("-.") for part in parts)
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """A record; nothing for other JSON that lies there, such as the list that --out writes."""
+    """Read a record; None for other JSON in the folder, such as the list that --out writes."""
     try:
         value = json.loads(read_text(file, most=_MOST_BYTES))
     except (ValueError, RecursionError) as error:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise ValueError(f"{file} must be JSON, as measurements are kept, and is not: {why}") from None
+        raise ValueError(f"{file} must be JSON, as measurements are stored, and is not: {why}") from None
     names = {"kind", "weights", "measured", "settings", "result"}
     is_record = isinstance(value, dict) and names <= value.keys() and isinstance(value["settings"], dict)
     return value if is_record else {}
 
 
 def _write(file: Path, value: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-    """As a JSON file, whole or not at all."""
+    """Write a JSON file atomically."""
     text = json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
     write_atomically(file, as_utf8(text))
 
 
 def plain_json(value: Any) -> Any:
-    """As JSON has it: what is not finite becomes null, paths and the like their text."""
+    """Make a value fit for JSON: non-finite numbers become null; paths and the like become text."""
     if isinstance(value, Mapping):
         return {str(key): plain_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Samples to be measured: drawn from a model, or read from a file of `bd3lm sample --out` or other code."""
+"""Samples to measure: drawn from a model, or read from a file of `bd3lm sample` or other software."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from bd3lm.io.reading import max_document_of, numbered_lines, open_text
 from bd3lm.kinds import spelt_out
 from bd3lm.lm import Settings
 
-# What is used of a line of `bd3lm sample --out`.
+# The fields used from a line of `bd3lm sample --out`.
 _FIELDS: dict[str, type | tuple[type, ...]] = {
     "documents": list,
     "length": int,
@@ -41,14 +41,14 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
     "dtype": str,
     "settings": dict,
 }
-_MAY_DIFFER = ("seed", "batch_size")  # in a file put together from several
+_MAY_DIFFER = ("seed", "batch_size")  # in a file merged from several
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Texts as `bd3lm sample --out` records them, and the model they were drawn from, where that is known.
+    """Texts as `bd3lm sample --out` records them, with their model if it is known.
 
-    Texts of other code have the same fields, all of them None but their documents.
+    Texts of other software have the same fields; all but their documents are None.
     """
 
     name: str
@@ -57,10 +57,10 @@ class Samples:
 
     @classmethod
     def read(cls, file: Path, *, field: str = "text", max_document: int | None = None) -> "Samples":
-        """The samples in a file, all of which must have been written in one way.
+        """Read the samples in a file, all of which must have been written in one way.
 
-        They are lines of `bd3lm sample --out`, or texts of other code: lines with a `field` that holds a text
-        or a list of texts, or a .txt file, whose texts blank lines separate as they do documents of a corpus.
+        The file holds lines of `bd3lm sample --out`, or texts of other software: lines with a `field` that
+        holds a text or a list of texts, or a .txt file with blank lines between texts.
         """
         if not file.is_file():
             raise ValueError(f"there is no file {file}")
@@ -93,17 +93,17 @@ class Samples:
     def draw(
         cls, subject: Subject, count: int, settings: Settings, *, kind: str, notes: Console
     ) -> "Samples":
-        """Let a model write from nothing. What a run writes is kept beside it, and drawn once.
+        """Let a model write from scratch. For a run, the samples are stored next to it and reused.
 
-        The name of the file holds a digest of all that decides what is in it, so that other weights or
-        settings give another file, and none is ever written over.
+        The file name contains a digest of everything that determines the texts, so other weights or settings
+        give another file, and no file is overwritten.
         """
         model, file = subject.model, None
         if subject.run is not None and subject.can_keep:
             key = _key(subject, count, settings)
             file = subject.run / FOLDER / f"{kind}-{key[:8]}{SUFFIX}"
             if file.is_file():
-                notes.print(Text(f"measuring {file}, drawn before"), soft_wrap=True)
+                notes.print(Text(f"measuring {file}, drawn earlier"), soft_wrap=True)
                 drawn = sorted(cls.read(file).records, key=lambda record: record["index"])
                 return cls(subject.name, drawn, subject)
             file.parent.mkdir(exist_ok=True)
@@ -121,25 +121,25 @@ class Samples:
             displays=[Bar(notes, count, device=subject.device)],
             notes=notes,
         )
-        if file is not None:  # some may have been written before this was called
+        if file is not None:  # some may have been written by an earlier command
             return cls(subject.name, cls.read(file).records, subject)
         records = [sample_record(text, "", settings, model, author) for text in texts]
         return cls(subject.name, records, subject)
 
     @property
     def origin(self) -> Subject | str:
-        """What a record of them is of: the model, or the name of a file."""
+        """The subject of their records: the model, or the name of a file."""
         return self.name if self.subject is None else self.subject
 
     @property
     def weights(self) -> str | None:
-        """The digest of the weights that wrote them; None where an older file does not say."""
+        """Digest of the weights that wrote them; None if an old file does not say."""
         weights: str | None = self.records[0].get("weights")
         return weights
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The settings of all; None for those in which they differ."""
+        """The settings that all share; None for a setting that differs."""
         first: Mapping[str, Any] = self.records[0]["settings"]
         return {
             name: value if all(record["settings"].get(name) == value for record in self.records) else None
@@ -153,14 +153,14 @@ class Samples:
 
     @property
     def length(self) -> int | None:
-        """The length that was asked for, else that of the longest; None for texts of other code."""
+        """The requested length, else the length of the longest; None for texts of other software."""
         if self.is_of_other_code:
             return None
         return self.settings.get("length") or max(self.values("length"))
 
     @property
     def lean(self) -> float | None:
-        """The lean of their unmasking rule; 0 for a rule without one, None for texts of other code."""
+        """The lean of the unmasking rule; 0 for a rule without one, None for texts of other software."""
         if self.is_of_other_code:
             return None
         rule = spelt_out(self.settings.get("unmasking")) or {}
@@ -168,15 +168,15 @@ class Samples:
 
     @property
     def law(self) -> str | None:
-        """The law that they were drawn from; None where the file does not say."""
+        """The law that they were drawn under; None if the file does not say."""
         law: str | None = self.records[0].get("law")
         return law
 
     @property
     def other_drawing(self) -> dict[str, Any]:
-        """The nucleus rule, temperature and top_k for a record, where they are not the usual ones.
+        """The nucleus rule, temperature and top_k for a record, if they are not the usual ones.
 
-        Records of usual ones do not name them, so that they are the same as those from before they did.
+        Records leave out usual values, so they stay equal to records from before these settings existed.
         """
         usual = {"top_p_rule": "inclusive", "temperature": 1.0, "top_k": None}
         return {
@@ -189,10 +189,10 @@ class Samples:
         return [record[field] for record in self.records]
 
     def prompts(self) -> list[str]:
-        """What each text begins with that its model was given; empty for one written from nothing.
+        """The prompt of each text; empty for a text written from scratch.
 
-        Refuses samples of which that is not known: what was given would be measured as if it had been
-        written.
+        Refuses samples whose prompt is unknown: the given text would be measured as if the model had written
+        it.
         """
         return [self._prompt(index) for index in range(len(self.records))]
 
@@ -201,15 +201,15 @@ class Samples:
         where, documents, prompt = f"sample {index} of {self.name}", record["documents"], record.get("prompt")
         if record.get("template"):
             raise ValueError(
-                f"{where} fills the gaps of a template, so that what was given stands between what was "
-                "written: judge texts that continue a prompt, or that were written from nothing"
+                f"{where} fills the gaps of a template, so given text stands between written text: judge "
+                "texts that continue a prompt or were written from scratch"
             )
         text, written = record.get("text"), record.get("completion")
         if isinstance(text, str) and isinstance(written, str):
             prompt = text[: len(text) - len(written)]
         elif (record["given"] or 0) > 1 and not prompt:
             raise ValueError(
-                f"{where} was given {record['given']} tokens and does not say which: write it again, by "
+                f"{where} was given {record['given']} tokens and does not say which: write it again with "
                 "`bd3lm sample --out`"
             )
         if prompt and not (isinstance(prompt, str) and documents and documents[0].startswith(prompt)):
@@ -217,13 +217,13 @@ class Samples:
         return prompt or ""
 
     def require_from_nothing(self) -> None:
-        """Refuse samples with a prompt: what a model was given would be measured as if it had written it."""
+        """Refuse samples with a prompt: the given text would be measured as if the model had written it."""
         for index, record in enumerate(self.records):
             given = record["given"] or 0
             if given > 1 or record.get("prompt"):
                 tokens = f"was given {given} tokens" if given else "has a prompt"
                 raise ValueError(
-                    f"sample {index} of {self.name} must be written from nothing, without a prompt, got one "
+                    f"sample {index} of {self.name} must be written from scratch, without a prompt, got one "
                     f"that {tokens}"
                 )
 
@@ -231,19 +231,19 @@ class Samples:
 def open_source(
     source: str, *, field: str = "text", max_document: int | None = None, **options: Any
 ) -> Subject | Samples:
-    """A file of samples, whose texts a `field` holds, or a model, which `options` are for."""
+    """Open a file of samples, with the texts in `field`, or a model, with `options`."""
     if is_file_of_samples(source):
         return Samples.read(local_path(source), field=field, max_document=max_document)
     if Path(source).is_file() and not source.endswith((".ckpt", ".gguf")):
         raise ValueError(
-            f"sources must be runs, model folders, GGUF files, hub ids or files of texts, {SUFFIX} as `bd3lm "
-            f"sample --out` writes them or with a field text, or {PLAIN_TEXT}, got the file {source}"
+            f"sources must be runs, model folders, GGUF files, hub ids or files of texts ({SUFFIX} from "
+            f"`bd3lm sample --out` or with a field text, or {PLAIN_TEXT}), got the file {source}"
         )
     return Subject.open(source, **options)
 
 
 def open_sources(flags: Any, *, field: str = "text") -> list[Subject | Samples]:
-    """The sources of a command, models with its --device, --dtype, --tokenizer, --law and --lean."""
+    """Open the sources of a command: models with its --device, --dtype, --tokenizer, --law and --lean."""
     dtype = sampling_dtype(flags.dtype, flags.device)
     options = {
         "device": flags.device,
@@ -279,20 +279,20 @@ def _parse(line: str, field: str, where: str) -> list[dict[str, Any]]:
     wrong = [name for name, kind in _FIELDS.items() if not isinstance(fields.get(name), kind)]
     if wrong or not all(isinstance(document, str) for document in fields["documents"]):
         raise ValueError(
-            f"{where} must be a sample as `bd3lm sample --out` writes it; missing or of another kind: "
+            f"{where} must be a sample as `bd3lm sample --out` writes it; missing or of the wrong type: "
             f"{', '.join(wrong) or 'documents'}"
         )
     return [fields]
 
 
 def _of_other_code(text: str, prompt: Any = None) -> dict[str, Any]:
-    """A text of which nothing else is known."""
+    """A text about which nothing else is known."""
     unknown = dict.fromkeys(_FIELDS)
     return {**unknown, "documents": [text], "prompt": prompt, "settings": {}}
 
 
 def _key(subject: Subject, count: int, settings: Settings) -> str:
-    """A digest of all that decides what a model writes; how many texts are written side by side does not."""
+    """A digest of everything that determines the texts. The batch size does not."""
     decides = {name: value for name, value in settings_record(settings).items() if name != "batch_size"}
     tokenizer = subject.model.tokenizer
     spoken = None if tokenizer is None else tokenizer.fingerprint
@@ -300,6 +300,6 @@ def _key(subject: Subject, count: int, settings: Settings) -> str:
 
 
 def _way(record: Mapping[str, Any]) -> list[Any]:
-    """How a sample was written, as far as samples measured together must agree."""
+    """How a sample was written, as far as samples that are measured together must agree."""
     settings = {name: value for name, value in record["settings"].items() if name not in _MAY_DIFFER}
     return [settings, record["dtype"], record.get("weights"), record.get("law")]

@@ -1,4 +1,4 @@
-"""What of a folder of text is not read is said before the work on the rest."""
+"""Reports files in a folder of text that are not read, before work on the rest begins."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -10,6 +10,6 @@ if TYPE_CHECKING:
 
 
 def say_skipped(corpus: "Corpus") -> None:
-    """A line on standard error, where anything is passed over."""
+    """Print a line on standard error if anything is skipped."""
     if corpus.skipped is not None:
         say(corpus.skipped, to=sys.stderr)

@@ -1,4 +1,4 @@
-"""What commands have in common that train from a model: going on, training, and what is said at the end."""
+"""What `adapt` and `tune` share: resuming, training, and the summary at the end."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ _OF_EVERY_RUN = ("resume", "out", "device", "show", "overrides")
 
 
 def train(stages: "Sequence[tuple[str, Recipe]]", out: Path, *, resume: bool, device: str | None) -> int:
-    """Train, and say what came out; the exit status."""
+    """Train and print the result; return the exit status."""
     from bd3lm.runs.train import train_stages
 
     runs = train_stages(stages, out, resume=resume, device=device)
@@ -30,22 +30,22 @@ def train(stages: "Sequence[tuple[str, Recipe]]", out: Path, *, resume: bool, de
 
 
 def go_on(command: Any, *, hint: str) -> int:
-    """Continue a run by its own recipes: for a command with only --resume and the --out of a run."""
+    """Resume a run with its own recipes, for a command that has only --resume and --out."""
     from bd3lm.runs.folders import begun_stages, is_run
 
     resume: bool = command.resume
     out: Path | None = command.out
     if not resume or out is None:
-        raise ValueError(f"MODEL must be given, or --resume and the --out of a run; {hint}")
+        raise ValueError(f"MODEL must be given, or --resume with the --out of a run; {hint}")
     if given := _given(command, _OF_EVERY_RUN):
-        raise ValueError(f"{given} is for a run that begins with its MODEL, and none was given")
+        raise ValueError(f"{given} is for a new run, which needs a MODEL, and none was given")
     if not (is_run(out) or begun_stages(out)):
         raise ValueError(
-            f"--resume needs a run to continue, and {out} holds none: give the whole command again if it got "
-            "no further than its texts"
+            f"--resume needs a run to continue, and {out} holds none: repeat the whole command if it stopped "
+            "while it prepared its texts"
         )
 
-    from bd3lm.runs.recipe import parse_overrides  # which brings torch
+    from bd3lm.runs.recipe import parse_overrides  # this import loads torch
     from bd3lm.runs.stages import saved_stages
 
     stages = saved_stages(out, parse_overrides(command.overrides))
@@ -57,15 +57,15 @@ def go_on(command: Any, *, hint: str) -> int:
 
 
 def check_overrides(overrides: dict[str, Any], *, hint: str, text: str) -> None:
-    """Refuse fields of recipes that are flags of these commands."""
+    """Refuse recipe fields for which these commands have flags."""
     if "start_from" in overrides:
-        raise ValueError(f"--start_from is MODEL here, {hint}")
+        raise ValueError(f"--start_from is MODEL in this command: {hint}")
     if "path" in overrides.get("data", {}):
-        raise ValueError(f"--data.path is --data here, or {text}")
+        raise ValueError(f"--data.path is --data in this command, or {text}")
 
 
 def own_tokenizer(source: str, *, needed_by: str) -> "Tokenizer":
-    """The tokenizer of a model, which text is prepared with."""
+    """The tokenizer of a model, which its training text must use."""
     from bd3lm import interop
 
     path = interop.resolve(source)
@@ -79,7 +79,7 @@ def own_tokenizer(source: str, *, needed_by: str) -> "Tokenizer":
 
 
 def show_with_memory(stages: "Sequence[tuple[str, Recipe]]", source: str) -> None:
-    """Print the recipes, and the memory that they need."""
+    """Print the recipes and the memory that they need."""
     from bd3lm.runs.plan import memory_of
 
     for name, recipe in stages:
@@ -88,7 +88,7 @@ def show_with_memory(stages: "Sequence[tuple[str, Recipe]]", source: str) -> Non
 
 
 def _given(command: Command, others: Collection[str]) -> str | None:
-    """The first flag that is not as by default, of all but some."""
+    """The first flag, other than the excepted ones, that is not at its default."""
     return next(
         (
             each.name
@@ -100,22 +100,22 @@ def _given(command: Command, others: Collection[str]) -> str | None:
 
 
 def _say_what_it_is(run: "Run", out: Path) -> None:
-    """Where the model lies, the law that it writes in, and what to do next."""
+    """Say where the model is, which law it writes under, and what to do next."""
     method = run.config.method
     say(f"wrote {run.out / 'model'}")
     law = f"it writes under the {method.default_law} law"
     base = run.config.base
     if base is not None and method.trains_beside:
-        law += f", which is that of {base.source} to the bit"
+        law += f", which is exactly that of {base.source}"
     elif others := [each for each in method.laws if each != method.default_law]:
-        law += f", and has the {others[0]} law too"
+        law += f", and also has the {others[0]} law"
     say(law)
     chat = run.shards.meta.inputs.chat
     if chat is not None:
-        say(f"next: bd3lm eval {out}, the perplexity of answers that were held out")
+        say(f"next: bd3lm eval {out} measures the perplexity of held-out answers")
         if chat.template is not None:
             say(f"      bd3lm chat {out}")
     else:
         say(f"next: bd3lm sample {out}")
     if method.trains_beside or len(method.laws) > 1:
-        say(f"      bd3lm acceptance {out}, how often its drafts are accepted")
+        say(f"      bd3lm acceptance {out} measures how often its drafts are accepted")

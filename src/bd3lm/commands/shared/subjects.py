@@ -1,4 +1,4 @@
-"""The model that a command is about, and the run it came from where it came from one."""
+"""The model that a command measures, with its run if it comes from one."""
 
 import copy
 import warnings
@@ -18,21 +18,21 @@ from bd3lm.methods import Law
 from bd3lm.models.devices import pick_device
 from bd3lm.runs.folders import RECIPE_FILE
 
-if TYPE_CHECKING:  # a run brings all of training with it, for which `bd3lm sample box` need not wait
+if TYPE_CHECKING:  # this import loads all of training, which `bd3lm sample box` does not need
     from bd3lm.data import TokenShards
     from bd3lm.runs.recipe import Recipe
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model under a name; `run` is the folder of its run, with its recipe, or None."""
+    """A named model. `run` is the folder of its run, with its recipe, or None."""
 
     name: str
     model: LanguageModel
     folder: Path
     run: Path | None
     unkept: list[dict[str, Any]] = field(default_factory=list, compare=False)
-    """Records of it that could not be kept beside its run: they are there as long as this process is."""
+    """Records that could not be stored next to the run; they last as long as this process."""
 
     @classmethod
     def open(
@@ -45,10 +45,10 @@ class Subject:
         lean: float | None = None,
         law: Law | None = None,
     ) -> "Subject":
-        """A run, model folder, GGUF file or hub id, ready to be measured; a `lean` replaces a block model's,
-        and a `law` that of a joint one.
+        """Open a run, model folder, GGUF file or hub id to be measured.
 
-        A run of several stages is opened at its last one, under the name of that stage.
+        `lean` replaces a block model's lean, `law` a joint model's law. A run of several stages is opened at
+        its last stage, under the name of that stage.
         """
         source = one_model(source)
         folder = interop.resolve(source)
@@ -63,7 +63,7 @@ class Subject:
         return subject.under(law, lean=lean)
 
     def under(self, law: Law | None = None, *, lean: float | None = None) -> "Subject":
-        """The same under another of its laws, with another lean where the law has an order."""
+        """The same model under another of its laws, with another lean if that law has an order."""
         model = self.model
         if law is not None:
             try:
@@ -72,7 +72,7 @@ class Subject:
                 raise ValueError(f"{self.name}: {error}") from None
         if lean is not None and model.config.method.has_order:
             model = model.with_lean(lean)
-        found = copy.copy(self)  # with what is known of its weights and its folder by now
+        found = copy.copy(self)  # including what is cached about its weights and folder
         object.__setattr__(found, "model", model)
         return found
 
@@ -86,46 +86,46 @@ class Subject:
 
     @property
     def lean(self) -> float:
-        """Of the order in which it reveals a block; 0 for a method without one."""
+        """The lean of the order in which it reveals a block; 0 for a method without one."""
         return self.model.config.method.order_lean
 
     @property
     def law(self) -> Law:
-        """What it writes and is measured in."""
+        """The law that it writes and is measured under."""
         return self.model.law
 
     @property
     def laws(self) -> tuple[Law, ...]:
-        """All that it has, the one it was made with first."""
+        """All its laws, its default law first."""
         method = self.model.record.method
         own = method.default_law
         return own, *(law for law in method.laws if law != own)
 
     @property
     def title(self) -> str:
-        """The method, as a table names it."""
+        """The name of the method in tables."""
         return self.model.config.title
 
     @property
     def tokenizer(self) -> str | None:
-        """The fingerprint of its tokenizer: perplexities per token are only compared where it is the same."""
+        """Fingerprint of the tokenizer: perplexities per token are comparable only if it is the same."""
         return None if self.model.tokenizer is None else self.model.tokenizer.fingerprint
 
     @cached_property
     def weights(self) -> str:
-        """sha256 of the weights: what a record says it was measured on."""
+        """sha256 of the weights; records name it."""
         return weights_digest(self.folder)
 
     @cached_property
     def can_keep(self) -> bool:
-        """Whether records can be kept beside its run. That they cannot is told once, however often asked."""
+        """Whether records can be stored next to its run. If not, a warning says so once."""
         if self.run is None:
             return False
         place = self.run / FOLDER
         if (why := why_not_writable(place)) is not None:
             warnings.warn(
-                f"what is measured of {self.name} is shown and not kept, since {place} cannot be written to: "
-                f"{why}",
+                f"measurements of {self.name} are shown but not stored, because {place} cannot be written "
+                f"to: {why}",
                 stacklevel=2,
             )
         return why is None
@@ -138,33 +138,32 @@ class Subject:
         return None if self.run is None else read_recipe(self.run)
 
     def shards(self) -> "TokenShards":
-        """The data its run trained on."""
+        """The data that its run was trained on."""
         from bd3lm.runs.plan import run_data
 
         if self.run is None or self.recipe is None:
             raise ValueError(
-                f"{self.name} is no training run, so its data is not known: say which with --data"
+                f"{self.name} is not a training run, so its data is unknown: name the data with --data"
             )
         return run_data(self.recipe.data, self.run)
 
 
 def tell_what_is_not_kept(subjects: Iterable[Subject]) -> None:
-    """Say so before anything is measured, which may take hours: there is time to copy the run elsewhere."""
+    """Warn before anything is measured, while there is still time to copy the run elsewhere."""
     for subject in subjects:
         _ = subject.can_keep
 
 
 def check_lean_is_for(subjects: Iterable[Subject], lean: float | None) -> None:
-    """Refuse a --lean that would change none of the models."""
+    """Refuse a --lean that would affect none of the models."""
     subjects = list(subjects)
     if lean is None or any(subject.model.config.method.has_order for subject in subjects):
         return
     if any(subject.model.record.method.has_order for subject in subjects):
         raise ValueError(
-            f"--lean is for the block law, whose order can be chosen, and no model here is under it, got "
-            f"{lean:g}; --law block chooses it"
+            "--lean sets the order within a block, and no model here writes under the block law, got "
+            f"{lean:g}; --law block selects it"
         )
     raise ValueError(
-        f"--lean is for block diffusion, whose order can be chosen, and no model here is of that kind, "
-        f"got {lean:g}"
+        f"--lean sets the order within a block, and no model here is a block diffusion model, got {lean:g}"
     )

@@ -1,4 +1,4 @@
-"""Let a model write: texts, and records of them in a file that appears when all are there."""
+"""Generate texts, and write their records to a file that appears when all are done."""
 
 import json
 import os
@@ -35,7 +35,7 @@ _BETWEEN_DRAWINGS = 0.1  # seconds
 
 @dataclass(frozen=True)
 class Author:
-    """The model that writes: its name as it was given, and the digest of its weights."""
+    """The model that writes: its name as the user gave it, and the digest of its weights."""
 
     name: str | None = None
     weights: str | None = None
@@ -45,10 +45,10 @@ UNNAMED = Author()
 
 
 class Display:
-    """Shows how texts are being written; this one shows nothing."""
+    """Shows texts while they are written; this base class shows nothing."""
 
     watches = False
-    """Whether it wants every event, or only the texts' beginnings and ends."""
+    """Whether it needs every event, or only the start and end of each text."""
 
     def __enter__(self) -> "Display":
         return self
@@ -57,17 +57,17 @@ class Display:
         pass
 
     def event(self, event: Event) -> None:
-        """Called as it happens."""
+        """Called for each event."""
 
     def text(self, text: Generation) -> None:
         """Called when a text is finished and recorded."""
 
 
 class Bar(Display):
-    """How much is written and the time left, in a terminal; nothing elsewhere.
+    """A progress bar with the time left, on a terminal only.
 
-    On a CPU it follows every piece: texts that are written side by side end side by side, and until then a
-    count of those would stand still. On a GPU that would hold the device up.
+    On a CPU it follows every block: texts in a batch end at about the same time, so a count of finished texts
+    would not move until then. On a GPU that would slow down the sampler.
     """
 
     def __init__(self, console: Console, total: int, *, device: torch.device | None = None) -> None:
@@ -122,18 +122,19 @@ def write_texts(
     max_new_tokens: int | None = None,
     out: Path | None = None,
 ) -> list[Generation]:
-    """A text for each prompt or template, in their order; `notes` is told how fast it went.
+    """Write a text for each prompt or template, in order; print the speed to `notes`.
 
-    Records are written as texts are finished. `out` appears when all are, in the order of the prompts. Texts
-    that the same command wrote there before it was stopped are not written again, shown or returned.
+    Each record is written when its text is finished. `out` appears when all are done, in the order of the
+    prompts. Texts that an interrupted run of the same command has already written are not written, shown or
+    returned again.
     """
-    settings = model.config.method.settled(settings)  # what is recorded is what was used
+    settings = model.config.method.settled(settings)  # record the settings that are really used
     if model.tokenizer is None:
         raise ValueError("the model was saved without a tokenizer; name one with --tokenizer")
     check_new_file(out)
     watch = settings.alternatives is not None or any(display.watches for display in displays)
     begun = time.perf_counter()
-    # complains before anything is written
+    # checks all arguments before anything is written
     events = model.stream(prompts, settings, max_new_tokens=max_new_tokens, watch=watch)
     done: list[Generation] = []
     origins = [_origin(prompt, settings, model, author, max_new_tokens) for prompt in prompts]
@@ -161,7 +162,7 @@ def write_texts(
                 if isinstance(event, Stopped):
                     generation = model.generation(replace(event.sample, index=event.index))
                     done.append(generation)
-                    if partial is not None:  # first of all, in case it cannot be shown
+                    if partial is not None:  # before the displays, in case one of them fails
                         record = _record(generation, origins[event.index], model)
                         partial.write(json.dumps(record, ensure_ascii=False))
                     for display in displays:
@@ -177,7 +178,7 @@ def write_texts(
 
 
 def _written_before(partial: Partial | None, origins: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The texts that are in the file already, in its order."""
+    """The indices of the texts that are already in the file, in the file's order."""
     found: list[int] = []
 
     def is_ours(record: dict[str, Any]) -> bool:
@@ -193,7 +194,7 @@ def _written_before(partial: Partial | None, origins: Sequence[Mapping[str, Any]
 
 
 def _same(record: Mapping[str, Any], origin: Mapping[str, Any]) -> bool:
-    """Whether a record is of a text of this origin; how many were written side by side is no part of it."""
+    """Whether a record was made from this origin; the batch size does not matter."""
     ours: dict[str, Any] = json.loads(json.dumps(origin))
     found = {name: record.get(name) for name in ours}
     for each in (ours, found):
@@ -203,7 +204,7 @@ def _same(record: Mapping[str, Any], origin: Mapping[str, Any]) -> bool:
 
 
 def sampling_dtype(asked: str | None, device: str | None) -> str | None:
-    """The precision to sample in: the one asked for, else bfloat16 on a GPU that has it, else as saved."""
+    """The sampling precision: the requested one, else bfloat16 on a GPU that supports it, else as saved."""
     if asked or pick_device(device).type != "cuda":
         return asked
     return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else None
@@ -211,10 +212,10 @@ def sampling_dtype(asked: str | None, device: str | None) -> str | None:
 
 @contextmanager
 def fitting_threads(model: LanguageModel, alone: bool) -> Iterator[None]:
-    """One thread on a CPU for one text of a small network, unless OMP_NUM_THREADS says how many.
+    """Use one thread for a single text of a small network on a CPU, unless OMP_NUM_THREADS is set.
 
-    Its matrices are too small to gain from threads, and on busy cores the threads wait for each other: a text
-    of 8 layers x 256 then took three times as long.
+    Its matrices are too small to gain from threads, and on busy cores threads wait for each other: a text of
+    8 layers x 256 then took three times as long.
     """
     network = model.network
     small = network.device.type == "cpu" and sum(p.numel() for p in network.parameters()) < _SMALL
@@ -230,10 +231,10 @@ def fitting_threads(model: LanguageModel, alone: bool) -> Iterator[None]:
 
 
 def _put_in_order(file: Path, indices: Sequence[int]) -> None:
-    """Sort lines by their indices; texts with less to write are finished before earlier ones."""
+    """Sort lines by index; short texts finish before earlier, longer ones."""
     if indices == sorted(indices):
         return
-    lines = file.read_bytes().splitlines(keepends=True)  # text would also be split where JSON is not
+    lines = file.read_bytes().splitlines(keepends=True)  # str would also split inside JSON
     ordered = sorted(zip(indices, lines, strict=True))
     write_atomically(file, b"".join(line for _, line in ordered))
 
@@ -246,7 +247,7 @@ def sample_record(
     author: Author = UNNAMED,
     max_new_tokens: int | None = None,
 ) -> dict[str, Any]:
-    """A text, what it cost, how it was written and by what: a line of --out."""
+    """A line of --out: the text, its cost, its settings and its model."""
     return _record(generation, _origin(prompt, settings, model, author, max_new_tokens), model)
 
 
@@ -257,7 +258,7 @@ def _origin(
     author: Author,
     max_new_tokens: int | None,
 ) -> dict[str, Any]:
-    """The part of a record that is known beforehand: what a text is made from, how and by what."""
+    """The part of a record that is known before the text is written: prompt, settings and model."""
     recorded = settings_record(settings)
     if max_new_tokens is not None:
         recorded["max_new_tokens"] = max_new_tokens
@@ -302,7 +303,7 @@ def _record(generation: Generation, origin: Mapping[str, Any], model: LanguageMo
 
 
 def _chances(sample: Sample) -> dict[str, Any]:
-    """What the model gave each token, and others there, where that was asked for."""
+    """The log-probability of each token and of alternatives, if requested."""
     if sample.log_p is None:
         return {}
     return {
@@ -312,7 +313,7 @@ def _chances(sample: Sample) -> dict[str, Any]:
 
 
 def settings_record(settings: Settings) -> dict[str, Any]:
-    """Settings as JSON has them."""
+    """Settings as plain JSON values."""
     return {
         **asdict(settings),
         "unmasking": plain(settings.unmasking),
@@ -321,14 +322,14 @@ def settings_record(settings: Settings) -> dict[str, Any]:
 
 
 def _documents(generation: Generation, tokenizer: Tokenizer | None) -> list[str]:
-    """The text cut at its end tokens, which the text itself does not show."""
+    """The text split at its end tokens, which the text itself does not show."""
     if tokenizer is None or generation.text is None:
         return []
     tokens = generation.tokens
     ends = [place for place, token in enumerate(tokens) if token == tokenizer.eos_id]
     pieces = (tokens[start + 1 : stop] for start, stop in pairwise([-1, *ends, len(tokens)]))
     documents = [document for piece in pieces if (document := tokenizer.decode(piece))]
-    left_off = len(tokenizer.decode(tokens)) - len(generation.text)  # from a stop string on
+    left_off = len(tokenizer.decode(tokens)) - len(generation.text)  # cut off at a stop string
     while left_off and documents:
         last = documents.pop()
         if len(last) > left_off:
@@ -338,8 +339,11 @@ def _documents(generation: Generation, tokenizer: Tokenizer | None) -> list[str]
 
 
 def summary(done: Sequence[Generation], seconds: float) -> str:
-    """How fast it went: only what is left of what was written counts, not prompts, dropped ends or redrawn
-    texts; the time is all of it, with reading prompts, showing and recording."""
+    """The line about speed.
+
+    Tokens count only if they are in the final texts: no prompts, dropped ends or redrawn texts. The time
+    includes everything: reading prompts, display and recording.
+    """
     samples = [generation.sample for generation in done]
     written = sum(sample.written for sample in samples)
     evaluations = sum(sample.evaluations for sample in samples)
@@ -347,20 +351,19 @@ def summary(done: Sequence[Generation], seconds: float) -> str:
     reasons = stop_counts([sample.stopped_by for sample in samples])
     ends = ", ".join(f"{count} by {reason}" for reason, count in reasons.items() if count)
     redraws, wasted = (sum(getattr(s, name) for s in samples) for name in ("redraws", "redrawn_passes"))
-    again = f"; {redraws} drawn again, {_number(wasted, 'pass', 'passes')} for nothing" if redraws else ""
-    reading = f", and {_number(fills, 'pass', 'passes')} to read what was given" if fills else ""
+    again = f"; {redraws} drawn again, {_number(wasted, 'pass', 'passes')} wasted" if redraws else ""
+    reading = f", and {_number(fills, 'pass', 'passes')} to read the prompts" if fills else ""
     fills_drawn = sum(sample.fills for sample in samples if sample.fills > 1)
-    weighed = f"; {fills_drawn} fills of gaps weighed" if fills_drawn else ""
+    weighed = f"; {fills_drawn} fills of gaps compared" if fills_drawn else ""
     tokens, network = _number(written, "token", "tokens"), _number(evaluations, "evaluation", "evaluations")
     return (
-        f"{tokens} written in {seconds:.1f} s: {written / seconds:,.1f} tokens/s. "
-        f"{network} of the network{reading}{_drafts(samples, written, evaluations)}. "
-        f"Stopped: {ends}{again}{weighed}."
+        f"{tokens} written in {seconds:.1f} s: {written / seconds:,.1f} tokens/s. {network} of the "
+        f"network{reading}{_drafts(samples, written, evaluations)}. Stopped: {ends}{again}{weighed}."
     )
 
 
 def _drafts(samples: Sequence[Sample], written: int, evaluations: int) -> str:
-    """What speculation gained, and how many drafts of each place ahead were right."""
+    """The gain from speculation, and how many drafts were accepted at each position."""
     drafted, accepted = (
         [sum(each) for each in zip_longest(*(getattr(sample, name) for sample in samples), fillvalue=0)]
         for name in ("drafted", "accepted")
@@ -371,8 +374,8 @@ def _drafts(samples: Sequence[Sample], written: int, evaluations: int) -> str:
         f"{right / number:.0%}" for right, number in zip(accepted, drafted, strict=True) if number
     )
     return (
-        f": {written / evaluations:.2f} tokens a pass; of {_number(sum(drafted), 'draft', 'drafts')} "
-        f"{sum(accepted):,} were right, by place {shares}"
+        f": {written / evaluations:.2f} tokens per pass; of {_number(sum(drafted), 'draft', 'drafts')} "
+        f"{sum(accepted):,} were accepted, by position {shares}"
     )
 
 

@@ -1,5 +1,5 @@
-// Plays the films of a page. Every token has its place from the start, so nothing moves but the colours; only a draft
-// takes the room that it needs, ahead of the text.
+// Plays the films of a page. Every token has its place from the start, so only colors change; only a draft takes
+// the room that it needs, ahead of the text.
 for (const figure of document.querySelectorAll(".film")) {
   const { given, steps } = JSON.parse(figure.querySelector("script").textContent);
   const stage = figure.querySelector(".stage");
@@ -10,13 +10,13 @@ for (const figure of document.querySelectorAll(".film")) {
   const blocks = [...stage.querySelectorAll(".block")];
   const isBlock = (step) => step !== undefined && step[0] === "block";
   const blockCount = steps.filter(isBlock).length;
-  // A film with drafts goes by passes, each of which ends with its drafts, any other by steps. A moment is how many
-  // steps are done by then.
+  // The moments of a film with drafts are its passes, which end with their drafts; those of other films are steps.
+  // A moment is stored as the number of steps done.
   const passes = steps.flatMap(([kind], i) => (kind === "draft" ? [i + 1] : [])).slice(0, -1);
   const hasDrafts = steps.some(([kind]) => kind === "draft");
   const moments = [0, ...(hasDrafts ? [...passes, steps.length] : steps.map((_, i) => i + 1))];
   const last = moments.length - 1;
-  const settled = 3; // moments until a token that was uncovered looks like the others
+  const settled = 3; // moments until a revealed token looks like the others
   let at = 0;
   let timer = 0;
 
@@ -55,7 +55,7 @@ for (const figure of document.querySelectorAll(".film")) {
     slider.value = end;
     const { state, drafts, block, shown, now } = stateAt(end);
     const finished = end === last;
-    // Drafts change the lines behind them, where nothing is to be seen; what stands below the text stays.
+    // Drafts change the lines after them, which are empty; everything below the text keeps its place.
     tokens.forEach((token, place) => {
       token.textContent = final[place];
       token.classList.remove("draft");
@@ -73,7 +73,7 @@ for (const figure of document.querySelectorAll(".film")) {
       token.classList.toggle("mask", item !== undefined && isOpen && !isDraft);
       token.classList.toggle("fresh", age < 1);
       token.classList.toggle("recent", age >= 1 && age < settled);
-      token.ariaHidden = isDraft ? "true" : null; // it is no part of the text
+      token.ariaHidden = isDraft ? "true" : null; // it is not part of the text
       if (isDraft) token.textContent = draft;
       else if (!isOpen) token.textContent = item.piece;
     });
@@ -116,7 +116,7 @@ for (const figure of document.querySelectorAll(".film")) {
   if (hasDrafts) addEventListener("resize", () => draw(at));
   slider.max = last;
   figure.querySelector(".controls").hidden = false;
-  // It waits in the middle of a block, where there is most to see, or where there are drafts.
+  // The film starts paused in the middle of a block, where there is most to see, or where there are drafts.
   const isWorthSeeing = (moment) =>
     hasDrafts ? stateAt(moment).drafts.size > 0 : isBlock(steps[moment - 3]);
   let poster = Math.round(last / 2);
