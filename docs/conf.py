@@ -20,6 +20,7 @@ extensions = [
     "rooms",
     "mathml",
     "links",
+    "notebooks",
 ]
 exclude_patterns = ["_ext", "_static"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
@@ -57,6 +58,7 @@ pygments_dark_style = "monokai"
 # Prompts and what a program printed are not copied with the code.
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
+copybutton_selector = "div:not(.output) > div.highlight pre"
 
 # A page of an included file stands elsewhere on the site than in the repository.
 site_pages = {
