@@ -23,7 +23,7 @@ extensions = [
     "notebooks",
 ]
 exclude_patterns = ["_ext", "_static"]
-source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
+source_suffix = {".md": "markdown", ".rst": "restructuredtext", ".ipynb": "markdown"}
 
 # Markdown as GitHub reads it, its anchors too: a link to a heading that is not there is a warning.
 myst_enable_extensions = ["attrs_block", "dollarmath"]

@@ -1,11 +1,10 @@
 """Notebooks as pages: cells and saved outputs become Markdown, which MyST reads. Nothing is run here."""
 
 import json
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from docutils import nodes
-from myst_parser.sphinx_ import MystParser
-from sphinx.application import Sphinx
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 _FENCE = "~" * 8  # longer than any in a cell
 
@@ -46,17 +45,12 @@ def _text(lines: str | list[str]) -> str:
     return lines if isinstance(lines, str) else "".join(lines)
 
 
-class NotebookParser(MystParser):
-    """Reads .ipynb files."""
-
-    supported: ClassVar[tuple[str, ...]] = ("notebook",)
-
-    def parse(self, inputstring: str, document: nodes.document) -> None:
-        file = self.env.docname.rpartition("/")[2] + ".ipynb"
-        super().parse(as_markdown(json.loads(inputstring), file), document)
+def _read(app: "Sphinx", docname: str, source: list[str]) -> None:
+    file = app.env.doc2path(docname)
+    if file.suffix == ".ipynb":
+        source[0] = as_markdown(json.loads(source[0]), file.name)
 
 
-def setup(app: Sphinx) -> dict[str, bool]:
-    app.add_source_suffix(".ipynb", "notebook")
-    app.add_source_parser(NotebookParser)
+def setup(app: "Sphinx") -> dict[str, bool]:
+    app.connect("source-read", _read, priority=400)  # before the pages are changed
     return {"parallel_read_safe": True, "parallel_write_safe": True}
