@@ -35,7 +35,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help test test-slow test-browser test-research results demo serve docs package check format clean clean-venv FORCE
+.PHONY: help test test-slow test-browser test-research results notebooks demo serve docs package check format clean clean-venv FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -60,6 +60,9 @@ test-research: $(VENV)/.test ## the tests of what is in research/, the slow ones
 
 results: $(VENV)/.core ## the pages of results and the README's plot, from research/results
 	@$(BIN)/python -m research.evidence.document
+
+notebooks: $(VENV)/.test ## run docs/notebooks, and save what they print and plot
+	@OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python scripts/run_notebooks.py docs/notebooks/*.ipynb
 
 demo: $(VENV)/.core ## the demonstration, `bd3lm demo`
 	@$(BIN)/bd3lm demo

@@ -20,9 +20,10 @@ extensions = [
     "rooms",
     "mathml",
     "links",
+    "notebooks",
 ]
 exclude_patterns = ["_ext", "_static"]
-source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
+source_suffix = {".md": "markdown", ".rst": "restructuredtext", ".ipynb": "markdown"}
 
 # Markdown as GitHub reads it, its anchors too: a link to a heading that is not there is a warning.
 myst_enable_extensions = ["attrs_block", "dollarmath"]
@@ -57,6 +58,7 @@ pygments_dark_style = "monokai"
 # Prompts and what a program printed are not copied with the code.
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
+copybutton_selector = "div:not(.output) > div.highlight pre"
 
 # A page of an included file stands elsewhere on the site than in the repository.
 site_pages = {

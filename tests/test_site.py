@@ -84,7 +84,10 @@ def test_every_page_has_its_place_on_the_site() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     trees = "\n".join(re.findall(r"```\{toctree\}\n(.*?)```", index, flags=re.DOTALL))
     listed = [line.partition("<")[2].rstrip(">") or line for line in trees.splitlines()]
-    for page in [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "project").glob("*.md")]:
+    pages = [
+        each for part in ("*.md", "project/*.md", "notebooks/*.ipynb") for each in (ROOT / "docs").glob(part)
+    ]
+    for page in pages:
         name = page.relative_to(ROOT / "docs").with_suffix("").as_posix()
         assert name == "index" or listed.count(name) == 1, f"docs/index.md has no one line for {name}"
 
