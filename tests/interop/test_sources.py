@@ -213,7 +213,22 @@ def test_empty_folders(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_a_run_of_several_stages_is_told_to_name_one(tmp_path):
+def test_a_run_of_several_stages_is_its_last_stage_with_a_model(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for stage in ("ar", "block"):
+        save(*small_model(), run / stage / "model")
+    save(*small_model(), tmp_path / "outside" / "model")
+    (run / "stages.yaml").write_text("block: {}\nar: {}\nlater: {}\n../outside: {}\n..: {}\n3: {}\n")
+    assert sources.resolve(run) == run / "ar" / "model"
+    assert_same(load(run)[0], small_model()[0])
+    shutil.rmtree(run / "ar")
+    assert sources.resolve(run) == run / "block" / "model"
+    (run / "stages.yaml").write_text("block: [")
+    with pytest.raises(ValueError, match=r"stages\.yaml: is not YAML"):
+        sources.resolve(run)
+
+
+def test_stages_without_their_order_are_named(tmp_path: Path) -> None:
     for stage in ("ar", "block"):
         (tmp_path / stage / "model").mkdir(parents=True)
         (tmp_path / stage / "model" / "config.json").write_text("{}")

@@ -9,7 +9,8 @@ from typing import Any, TypedDict, Unpack
 
 from bd3lm.io.files import local_path, read_text
 from bd3lm.io.hub import FILE_SUFFIXES, PICKLE_SUFFIXES, hub_reason, is_hub_id
-from bd3lm.io.places import BOX, RUN_MODEL, box_folder
+from bd3lm.io.places import BOX, RUN_MODEL, STAGES_FILE, box_folder
+from bd3lm.io.settings_text import MOST_BYTES, load_settings
 from bd3lm.parsing import did_you_mean, shown
 
 CONFIG_NAME = "config.json"
@@ -47,7 +48,8 @@ class HubOptions(TypedDict, total=False):
 
 
 def resolve(source: str | Path, **hub: Unpack[HubOptions]) -> Path:
-    """The local path of a source. For a training run's folder, the path of its model.
+    """The local path of a source. For a training run's folder, the path of its model; for a run of several
+    stages, that of the last stage with a model.
 
     "box" is the model that comes with this package; for a folder of that name write ./box, or pass a Path.
     Only a hub id is ever downloaded: "hf://owner/name", or "owner/name" if no local folder has that name.
@@ -57,8 +59,7 @@ def resolve(source: str | Path, **hub: Unpack[HubOptions]) -> Path:
     if path is not None:
         if hub.get("revision") is not None:
             raise ValueError(f"revision must be None for a local path, got {hub['revision']!r} with {path}")
-        released = path / RUN_MODEL
-        return released if (released / CONFIG_NAME).is_file() else path
+        return next(filter(_holds_config, (path / RUN_MODEL, path, *_stage_models(path))), path)
     asked = hub_id("source", source, allowed=_ALLOWED, names=(BOX,))
     try:
         patterns = {"allow_patterns": list(_PATTERNS), "ignore_patterns": list(_OTHER_COPIES)}
@@ -67,6 +68,25 @@ def resolve(source: str | Path, **hub: Unpack[HubOptions]) -> Path:
         here = _not_here("source", source, (BOX,))
         it = f"source {source!r}" if asked != source else f"{here} As a hub id it"
         raise ValueError(f"{it} could not be downloaded: {hub_reason(error)}") from error
+
+
+def _holds_config(folder: Path) -> bool:
+    return (folder / CONFIG_NAME).is_file()
+
+
+def _stage_models(run: Path) -> list[Path]:
+    """Where the stages of a run keep their models, the last stage first; none for other folders."""
+    file = run / STAGES_FILE
+    if not file.is_file():
+        return []
+    try:
+        stages = load_settings(read_text(file, most=MOST_BYTES))
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+    names = reversed(stages) if isinstance(stages, dict) else ()
+    # A bare name, so that no path leads out of the run.
+    bare = [name for name in names if isinstance(name, str) and name != ".." and Path(name).name == name]
+    return [run / name / RUN_MODEL for name in bare]
 
 
 def snapshot_download(repo_id: str, **options: Any) -> str:

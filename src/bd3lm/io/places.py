@@ -4,6 +4,8 @@ from pathlib import Path
 
 RUN_MODEL = "model"
 """The folder of a run's model, inside the run."""
+STAGES_FILE = "stages.yaml"
+"""The recipes of all stages of a run with several, by name and in order, including stages not yet begun."""
 BOX = "box"
 """The name of the model that comes with this package."""
 BOX_FOLDER = Path(__file__).parents[1] / BOX

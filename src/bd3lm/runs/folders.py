@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from bd3lm.io.places import STAGES_FILE
+
 RECIPE_FILE = "recipe.yaml"
 """The resolved recipe of one stage, in its folder."""
-STAGES_FILE = "stages.yaml"
-"""The recipes of all stages of a run with several, by name and in order, including stages not yet begun."""
 METRICS_FILE = "metrics.csv"
 """The log of a stage."""
 SAMPLES_FILE = "samples.jsonl"

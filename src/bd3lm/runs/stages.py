@@ -10,8 +10,9 @@ import yaml
 
 from bd3lm.interop import RUN_MODEL
 from bd3lm.io.files import write_atomically
+from bd3lm.io.places import STAGES_FILE
 from bd3lm.parsing import named, shown
-from bd3lm.runs.folders import CHECKPOINTS, RECIPE_FILE, STAGES_FILE, begun_stages
+from bd3lm.runs.folders import CHECKPOINTS, RECIPE_FILE, begun_stages
 from bd3lm.runs.merging import ONLY
 from bd3lm.runs.presets import Stage, preset
 from bd3lm.runs.reading import read_settings

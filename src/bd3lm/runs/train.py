@@ -11,12 +11,12 @@ from bd3lm import interop
 from bd3lm.interop import RUN_MODEL
 from bd3lm.io.console import Console
 from bd3lm.io.files import make_folder, only_writer, remove_leftovers
+from bd3lm.io.places import STAGES_FILE
 from bd3lm.runs.folders import (
     CHECKPOINTS,
     METRICS_FILE,
     RECIPE_FILE,
     SAMPLES_FILE,
-    STAGES_FILE,
     begun_stages,
 )
 from bd3lm.runs.plan import Plan, Run, open_store, plan_run, with_network_of_start

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from bd3lm import interop
 from bd3lm.io.files import local_path
+from bd3lm.io.places import STAGES_FILE
 from bd3lm.io.terminal import say
 from bd3lm.limits import check_device, check_lean
-from bd3lm.runs.folders import STAGES_FILE
 
 SUFFIX = ".jsonl"
 PLAIN_TEXT = ".txt"
