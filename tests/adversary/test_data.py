@@ -387,7 +387,7 @@ def test_a_whole_folder_is_said_to_be_whole(original: Path, capsys: Capture) -> 
     total = sum(shards.split(name).tokens for name in shards.splits)
     assert (status, err) == (0, "")
     assert "not whole" not in out
-    assert f"{original} is whole: {total:,} tokens" in out.splitlines()
+    assert f"{original} is complete: {total:,} tokens" in out.splitlines()
 
 
 def test_everything_that_is_damaged_is_named(copy: Path, capsys: Capture) -> None:

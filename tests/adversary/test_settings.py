@@ -204,7 +204,7 @@ def test_names_within_the_limits_are_as_before() -> None:
     assert load_settings(text) == yaml.safe_load(text)
     nested = f"a: {'[' * 48}1{']' * 48}"
     assert load_settings(nested) == yaml.safe_load(nested)
-    with pytest.raises(ValueError, match="at most 50 times"):
+    with pytest.raises(ValueError, match="nested at most 50 levels deep"):
         load_settings(f"a: [{nested[3:]}]")
 
 

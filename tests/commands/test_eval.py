@@ -469,7 +469,9 @@ def test_exact_figures_of_large_blocks_are_refused_with_their_cost(tmp_path, cap
 
 def test_ssd_lm_has_no_likelihood(tmp_path, capsys):
     folder = saved(baseline(SSD), tmp_path / "model")
-    assert "has no likelihood" in refused(capsys, str(folder), "--data", str(documents(tmp_path)))
+    assert "has neither a likelihood nor a bound" in refused(
+        capsys, str(folder), "--data", str(documents(tmp_path))
+    )
 
 
 @pytest.mark.parametrize(

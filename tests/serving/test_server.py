@@ -498,7 +498,7 @@ COMPLETIONS = [
     ({"law": "block", "lean": 2, "unmasking": {"kind": "nothing"}}, 400, None, "unmasking"),
     ({"law": "causal", "lean": 2}, 400, None, "lean is for the block law"),
     ({"speculation": 300}, 400, "speculation", ""),
-    ({"template": "no gap", "prompt": ""}, 400, "template", "template must hold a gap"),
+    ({"template": "no gap", "prompt": ""}, 400, "template", "template must contain a gap"),
     ({"suffix": "x", "prompt": [97]}, 400, "suffix", "suffix needs a text as prompt"),
     ({"prompt": "x" * 90_000}, 400, "prompt", "prompt must have at most 32,768 characters here, got 90,000"),
     ({"prompt": "x" * 200_000}, 413, None, "a request must have at most 100,000 bytes here"),
