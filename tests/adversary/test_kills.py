@@ -164,7 +164,7 @@ ENDS = {  # finished before the signal came, stopped by it, or hit by it at the 
 }
 
 
-@pytest.mark.sweep(10)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(("command", "number", "seed"), CASES)
 def test_killed_at_a_random_moment_it_ends_as_if_left_alone(
     command: str,

@@ -227,7 +227,7 @@ def damage(run: Path, chance: random.Random) -> Path:
     return file
 
 
-@pytest.mark.sweep(10)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("batch", range(60))
 def test_a_damaged_file_is_a_page_that_parses_or_one_clear_line(batch, reported, tmp_path, capsys):
     """20 seeds a batch."""

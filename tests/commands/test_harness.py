@@ -182,6 +182,7 @@ def test_a_lean_is_another_order_and_part_of_the_title(model, tasks, tmp_path, c
     assert found["config"]["model_title"] == "block diffusion, blocks of 2, lean 2"
 
 
+@pytest.mark.slow
 def test_a_law_is_another_model_and_part_of_the_title(tasks, tmp_path, capsys):
     joint = of_method(BlockDiffusionMethod(block_size=2, causal_clean=True, joint=True))
     joint.save_pretrained(tmp_path / "model")

@@ -197,6 +197,7 @@ def test_packed_and_parquet_files_hold_the_same(file, tmp_path):
         assert [json.loads(each)[1:] for each in found] == [json.loads(each)[1:] for each in expected]
 
 
+@pytest.mark.slow
 def test_no_row_of_parquet_takes_much_memory(tmp_path):
     """A text stored once and used a million times: 20 KB that would become 20 GB."""
     import pyarrow

@@ -148,6 +148,7 @@ def given(exported: Path, name: str) -> dict[str, Any]:
 every_model = pytest.mark.parametrize("name", MODELS)
 
 
+@pytest.mark.slow  # an interpreter without bd3lm writes for each model
 @every_model
 class TestWithoutBd3lm:
     def test_logits_of_a_block_given_clean_text(self, name: str, exported: Path) -> None:

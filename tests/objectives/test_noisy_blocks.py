@@ -163,6 +163,7 @@ def test_the_term_of_a_step_becomes_the_score_entropy_of_what_the_guess_stands_f
             assert fine == pytest.approx(coarse / 4, rel=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2])
 def test_over_uniform_noise_a_guess_that_ignores_time_has_no_bound_in_the_limit(size):
     """It would change a text that is all but clean at a rate of (1 − p)/t, so the bound grows like log T.

@@ -294,6 +294,7 @@ def test_orders_of_what_is_given_have_their_likelihoods_and_are_as_often_drawn()
     assert abs(mean.mean().item() - wanted) < 4 * mean.std().item() / 20
 
 
+@pytest.mark.slow
 def test_the_law_of_larger_blocks_comes_to_that_of_given_tokens_first() -> None:
     """Random weights that are right on average lead to the same law; the fill of the first block then follows
     the likelihood of the given tokens of later blocks."""

@@ -19,6 +19,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from bd3lm.data.chat import Message, conversation
+from bd3lm.data.templates import named_template, template_stops
 from bd3lm.data.tokenizers import END
 from bd3lm.lm import Gap, LanguageModel
 from bd3lm.serving import Limits
@@ -154,6 +155,21 @@ def test_a_conversation_is_answered_by_the_template(client: openai.OpenAI, lm: L
     )
     assert pieces[0].choices[0].delta.role == "assistant"
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == expected.completion
+
+
+def test_a_server_brings_a_template_of_its_own(tmp_path: Path) -> None:
+    """As `bd3lm chat` does: with the strings that end an answer, and in place of the model's own template."""
+    model = small_model()
+    model.save_pretrained(tmp_path)
+    assert model.tokenizer is not None
+    template = named_template("plain")
+    ids = conversation(template, [Message("user", "why?")], model.tokenizer)
+    (expected,) = model.generate([ids], seed=2, max_new_tokens=12, stop=template_stops(template))
+    with serving(tmp_path, "--chat-template", "plain") as server:
+        body = server.post(
+            "/v1/chat/completions", messages=[{"role": "user", "content": "why?"}], max_tokens=12, seed=2
+        ).json()
+    assert body["choices"][0]["message"]["content"] == expected.completion
 
 
 def test_gaps_are_filled(server: Server, lm: LanguageModel) -> None:

@@ -11,6 +11,7 @@ from bd3lm.commands.shared.flags import (
     DeviceFlag,
     LawFlag,
     ModelOrBox,
+    OwnTemplateFlag,
     SamplingDTypeFlag,
     TokenizerFlag,
     named,
@@ -36,6 +37,7 @@ class Serve(Command):
     """Address to listen on. Default: 127.0.0.1; 0.0.0.0 is every address of this machine."""
     port: Annotated[int, arg(help="Port to listen on.")] = 8000
     law: LawFlag = None
+    chat_template: OwnTemplateFlag = None
     seats: int = 32
     """Texts written in parallel. More seats: higher throughput, slower single texts."""
     queue: int = 256
@@ -67,6 +69,7 @@ class Serve(Command):
         from bd3lm import interop
         from bd3lm.commands.shared.models import check_models, one_model
         from bd3lm.commands.shared.writing import sampling_dtype
+        from bd3lm.data.templates import named_template
         from bd3lm.io.terminal import say
         from bd3lm.serving import Limits
         from bd3lm.serving.server import serve
@@ -78,6 +81,7 @@ class Serve(Command):
                 f"{_KEY} must hold ASCII characters that are not blank, or not be set, got an empty or "
                 "invalid key"
             )
+        template = None if self.chat_template is None else named_template(self.chat_template)
         limits = Limits(
             seats=self.seats,
             queue=self.queue,
@@ -96,6 +100,7 @@ class Serve(Command):
             dtype=sampling_dtype(self.dtype, self.device),
             law=self.law,
             tokenizer=self.tokenizer,
+            chat_template=template,
         )
         serve(
             served,

@@ -8,11 +8,12 @@ All waiting lines are read between two passes, so requests join and leave there.
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
 from bd3lm.data.chat import Message, conversation
+from bd3lm.data.templates import template_stops
 from bd3lm.lm import Gap, Generation, LanguageModel
 from bd3lm.lm.engine import TextEngine
 from bd3lm.lm.generation import build_writer
@@ -53,6 +54,8 @@ class Served:
     dtype: str | None = None
     law: str | None = None
     tokenizer: str | None = None
+    chat_template: str | None = None
+    """The text of a template that replaces the tokenizer's own."""
 
 
 @dataclass
@@ -111,6 +114,8 @@ def _loaded(served: Served) -> LanguageModel:
             f"{served.source} must have a tokenizer to be served, and was saved without one; name one with "
             "--tokenizer"
         )
+    if served.chat_template is not None:
+        model.tokenizer = replace(model.tokenizer, chat_template=served.chat_template)
     return model
 
 
@@ -209,6 +214,13 @@ class Worker:
             settings["unmasking"] = parse(UnmaskingRule, settings["unmasking"], where="unmasking")
         if "logit_bias" in settings:
             settings["logit_bias"] = dict(settings["logit_bias"])
+        template = self.tokenizer.chat_template
+        if (
+            isinstance(line["prompt"], dict)
+            and template is not None
+            and not {"regex", "json_schema"} & {*settings}
+        ):
+            settings["stop"] = (*settings.get("stop", ()), *template_stops(template))
         tell = line["tell"]
         handle = self.engine.submit(
             self._given(line),
@@ -253,8 +265,8 @@ class Worker:
             template = self.tokenizer.chat_template
             if template is None:
                 raise ValueError(
-                    "messages need a chat template, and this model's tokenizer has none; use "
-                    "/v1/completions to continue a text"
+                    "messages need a chat template, and this model's tokenizer has none; start the server "
+                    "with --chat-template, or use /v1/completions to continue a text"
                 )
             messages = [Message(each["role"], each["content"]) for each in prompt["messages"]]
             return conversation(template, messages, self.tokenizer)

@@ -17,6 +17,7 @@ from bd3lm.commands.shared.flags import (
     Model,
     OptionalFile,
     OptionalInt,
+    OwnTemplateFlag,
     SamplingDTypeFlag,
     SchemeFlag,
     SpeculationFlag,
@@ -52,14 +53,7 @@ class Chat(Command):
     """A run, model folder, GGUF file or hub id, or box, the model that comes with bd3lm."""
     system: Annotated[str | None, named("TEXT")] = None
     """System message, placed before the conversation."""
-    chat_template: Annotated[
-        str | None,
-        named(
-            "plain|FILE",
-            help="Chat template, for a model saved without one or to replace its own: a Jinja file, or "
-            "plain, which puts User: and Assistant: before the messages.",
-        ),
-    ] = None
+    chat_template: OwnTemplateFlag = None
     max_new_tokens: OptionalInt = None
     """Most tokens of an answer. Default: as many as the context has room for."""
     drafts: bool = False

@@ -142,6 +142,14 @@ LawFlag = Annotated[
         "block (block). Default: the law saved with the model.",
     ),
 ]
+OwnTemplateFlag = Annotated[
+    str | None,
+    named(
+        "plain|FILE",
+        help="Chat template, for a model saved without one or to replace its own: a Jinja file, or plain, "
+        "which puts User: and Assistant: before the messages.",
+    ),
+]
 TopPFlag = Annotated[
     float | None,
     named(
