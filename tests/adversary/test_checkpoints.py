@@ -3,6 +3,7 @@
 It never goes on with tensors that were not read. What killed runs leave is gone when they are taken up.
 """
 
+import hashlib
 import json
 import os
 import random
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from rich.console import Console
+from safetensors.torch import load_file, save_file
 
 from bd3lm.cli import main
 from bd3lm.cli.errors import EXPECTED
@@ -136,6 +138,13 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda index: index["files"].update({INDEX: {"size": 1, "sha256": ""}}),
         "files must have names without a folder",
     ),
+    **{
+        f"a file called {name!r}": (
+            lambda index, name=name: index["files"].update({name: {"size": 1, "sha256": ""}}),
+            "files must have names without a folder",
+        )
+        for name in ("", ".", "..", "a\0b", "\ud800", "a\n.safetensors")
+    },
     "a tensor by another's name": (
         lambda index: index["tensors"].update(
             {"model/x": next(t for n, t in index["tensors"].items() if n == "model/embedding.weight")}
@@ -190,6 +199,24 @@ def test_a_tensor_left_out_is_refused(run: Trained) -> None:
     """The digest, the pieces and the schema are right: the network wants what is not there."""
     forge(run.out, without("tensors", "model/embedding.weight"))
     assert "step-00000004 does not fit: model/embedding.weight is not stored" in taken_up(run)
+
+
+def test_a_file_does_not_stand_for_two_pieces_of_a_tensor(run: Trained) -> None:
+    """Half the rows, listed as both halves: every digest is right, and every piece has the shape listed."""
+    file, name = newest(run.out) / TENSORS, "model/embedding.weight"
+    tensors = load_file(file)
+    rows = len(tensors[name])
+    tensors[name] = tensors[name][: rows // 2].clone()
+    save_file(tensors, file)
+
+    def edit(index: dict[str, Any]) -> None:
+        data = file.read_bytes()
+        index["files"][TENSORS] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        index["tensors"][name]["pieces"] = [[TENSORS, 0, rows // 2], [TENSORS, rows // 2, rows]]
+
+    assert rows % 2 == 0
+    forge(run.out, edit)
+    assert "pieces must hold every row of a tensor once" in taken_up(run)
 
 
 def test_a_checkpoint_that_is_nested_deeply_is_skipped(run: Trained) -> None:

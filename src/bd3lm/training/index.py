@@ -7,6 +7,7 @@ once.
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,6 +20,7 @@ from bd3lm.parsing import SettingsError, parse, shown
 FORMAT = 1
 INDEX = "state.json"
 _MOST_BYTES = 10**8  # a thousand tensors of a thousand processes each take a twentieth
+_FILE_NAME = re.compile(r"[\w-]+\.safetensors", re.ASCII)
 _LISTED = 3  # how many tensors an error names
 
 
@@ -55,8 +57,11 @@ class Stored:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the pieces hold every row exactly once."""
-        if any(size < 0 for size in self.shape):
+        """Whether the pieces hold every row exactly once.
+
+        A file holds one piece of a tensor. Two pieces in one file would therefore be the same rows twice.
+        """
+        if any(size < 0 for size in self.shape) or len({file for file, *_ in self.pieces}) < len(self.pieces):
             return False
         pieces = sorted((start, stop) for _, start, stop in self.pieces)
         edges = [(0, 0), *pieces, (self.rows, self.rows)]
@@ -77,8 +82,10 @@ class Index:
     tensors: dict[str, Stored]
 
     def __post_init__(self) -> None:
-        if strange := [name for name in self.files if name != Path(name).name or name == INDEX]:
-            raise ValueError(f"files must have names without a folder, got {shown(strange[0])}")
+        if strange := [name for name in self.files if not _FILE_NAME.fullmatch(name)]:
+            raise ValueError(
+                f"files must have names without a folder that end in .safetensors, got {shown(strange[0])}"
+            )
         torn = [name for name, stored in self.tensors.items() if not stored.is_whole]
         if torn:
             raise ValueError(f"pieces must hold every row of a tensor once, but do not for {_some(torn)}")
