@@ -201,6 +201,18 @@ def test_a_tensor_left_out_is_refused(run: Trained) -> None:
     assert "step-00000004 does not fit: model/embedding.weight is not stored" in taken_up(run)
 
 
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"]
+)
+def test_what_is_no_file_is_not_read(make: Callable[[Path], object], run: Trained) -> None:
+    """Both are empty as far as their size tells, and neither ends."""
+    file = newest(run.out) / TENSORS
+    file.unlink()
+    make(file)
+    forge(run.out, lambda index: index["files"][TENSORS].update(size=0))
+    assert "tensors.safetensors is not a regular file" in confined(lambda: taken_up(run))
+
+
 def test_a_file_does_not_stand_for_two_pieces_of_a_tensor(run: Trained) -> None:
     """Half the rows, listed as both halves: every digest is right, and every piece has the shape listed."""
     file, name = newest(run.out) / TENSORS, "model/embedding.weight"

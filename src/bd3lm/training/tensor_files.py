@@ -109,6 +109,8 @@ def check_file(path: Path, index: Index) -> None:
     """Raise `Damaged` unless a file is what was written, and holds what the index says."""
     expected = index.files[path.name]
     try:
+        if path.exists() and not path.is_file():  # a pipe or a device would be read without end
+            raise Damaged(f"{path.name} is not a regular file")
         size = path.stat().st_size
         if size != expected.size:
             raise Damaged(f"{path.name} has {size} bytes instead of {expected.size}")
