@@ -113,6 +113,26 @@ def test_rows_cut_short_by_a_full_disk_are_dropped(tmp_path):
         assert kept == rows[: len(kept)], f"the file ended in {data[max(0, end - 20) : end]!r}"
 
 
+@pytest.mark.parametrize(
+    ("damaged", "rows"),
+    [
+        (b"stXp,train_nats\n1,2.5\n2,2.4\n", 0),  # one byte of the header
+        (b"step,train_nats\n1,2.5\nx\xff,2.4\n", 1),
+        (b"step,train_nats\n1,2.5\n2,2.4,7\n", 1),
+        (b"step,train_nats\n1,2.5\n" + b"9" * 5000 + b",2.4\n", 1),
+    ],
+)
+def test_rows_that_cannot_be_read_are_kept_in_another_file_and_named(damaged, rows, tmp_path):
+    path = tmp_path / "metrics.csv"
+    for copy in ("metrics.damaged.csv", "metrics.damaged1.csv"):
+        path.write_bytes(damaged)
+        log = CsvLog(path)
+        with pytest.warns(UserWarning, match=f"metrics.csv is damaged.* kept as {copy}"):
+            log.on_start(at(100))
+        assert len(log.rows()) == rows
+        assert (tmp_path / copy).read_bytes() == damaged
+
+
 def test_only_the_main_process_writes(tmp_path):
     log = CsvLog(tmp_path / "metrics.csv")
     log.on_start(at(0, main=False))

@@ -2,7 +2,10 @@
 
 import csv
 import io
+import itertools
+import re
 import time
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,12 +34,13 @@ _PEAK_FLOPS = {
     "3090": 71e12,
 }
 
+_STEP = re.compile(r"[0-9]{1,18}")
 _SILENCE = (10.0, 3600.0)  # seconds between lines without a terminal: least, most
 
 
 class CsvLog:
     """One row per log entry; columns are added as they appear. A resumed run drops the rows after its
-    checkpoint."""
+    checkpoint. What cannot be read is kept in a file of its own, with a warning."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -46,7 +50,9 @@ class CsvLog:
         if trainer.engine.is_main:
             # A step with a pending validation is logged after the validation, perhaps for the second time.
             last = trainer.step - trainer.validation_due
-            kept = self.rows() if self._path.exists() else []
+            kept, unreadable = self._read() if self._path.exists() else ([], 0)
+            if unreadable:
+                self._set_aside(unreadable)
             self._rewrite([row for row in kept if int(row["step"]) <= last])
 
     def on_log(self, trainer: "Trainer", metrics: "Metrics") -> None:
@@ -65,16 +71,35 @@ class CsvLog:
 
     def rows(self) -> list[dict[str, str]]:
         """The rows of the file. A last row that a crash cut short is left out."""
+        return self._read()[0]
+
+    def _read(self) -> tuple[list[dict[str, str]], int]:
+        """The rows of the file, and the number of whole rows that are not rows of a log."""
         if not self._path.is_file():  # opening a pipe would wait for its writer
             raise ValueError(f"{self._path} must be the log of a training run, but is not a regular file")
         text = self._path.read_bytes().decode("utf-8", errors="replace").replace("\0", "")
         lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
         try:
-            whole = [row for row in csv.DictReader(lines) if None not in row and None not in row.values()]
+            found = list(csv.DictReader(lines))
         except csv.Error as error:
             raise ValueError(f"{self._path} must be the log of a training run, as CSV: {error}") from None
+        whole = [row for row in found if None not in row and None not in row.values()]
         rows = [{name: value for name, value in row.items() if value} for row in whole]
-        return [row for row in rows if row.get("step", "").isdecimal()]
+        rows = [row for row in rows if _STEP.fullmatch(row.get("step", ""))]
+        return rows, len(found) - len(rows)
+
+    def _set_aside(self, unreadable: int) -> None:
+        """Keep a copy of a damaged file, whose unreadable rows would be lost when it is rewritten."""
+        names = (
+            f"{self._path.stem}.damaged{number or ''}{self._path.suffix}" for number in itertools.count()
+        )
+        copy = next(path for path in map(self._path.with_name, names) if not path.exists())
+        write_atomically(copy, self._path.read_bytes())
+        warnings.warn(
+            f"{self._path} is damaged, and its unreadable rows are left out ({unreadable}); the file as it "
+            f"was is kept as {copy.name}",
+            stacklevel=3,
+        )
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
         """Rewrite the whole file; a crash leaves the old one."""
