@@ -166,6 +166,19 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "sums of another number": (lambda i: i["state"].update(since_log=[1.0]), "since_log must be 3 sums"),
     "the state of another step": (lambda i: i["state"].update(step=16), "must have step 4, got 16"),
     "negative updates": (lambda i: i["state"].update(ema_updates=-10), "must not be negative"),
+    "more updates than steps": (
+        lambda i: i["state"].update(ema_updates=10**400),
+        "must have 4 ema_updates",
+    ),
+    "fewer updates than steps": (
+        lambda i: i["state"].update(ema_updates=0),
+        "must have 4 ema_updates",
+    ),
+    "sums that are no numbers": (
+        lambda i: i["state"].update(since_log=[float("nan")] * 3),
+        "since_log must be finite",
+    ),
+    "a negative weight": (lambda i: i["state"].update(since_log=[1.0, 0.0, -1.0]), "a weight of at least 0"),
     "words for statistics": (lambda i: i["state"].update(statistics={"a": ["b"]}), "cannot be restored"),
     "something learned": (lambda i: i["state"].update(objective={"a": 1}), "has nothing to restore"),
     **{

@@ -1,5 +1,6 @@
 """The part of a checkpoint's state that is not tensors."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,3 +30,5 @@ class RunState:
             )
         if len(self.since_log) not in (0, SUMS):
             raise ValueError(f"since_log must be {SUMS} sums or empty, got {len(self.since_log)}")
+        if not all(map(math.isfinite, self.since_log)) or min(self.since_log[2:], default=0.0) < 0.0:
+            raise ValueError(f"since_log must be finite, with a weight of at least 0, got {self.since_log}")

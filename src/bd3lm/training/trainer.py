@@ -273,6 +273,8 @@ class Trainer:
         state, *_ = self._restored(found)
         if state.step != step:
             raise Damaged(f"the state in {INDEX} must have step {step}, got {state.step}")
+        if state.ema_updates != step:  # every step updates the averages once
+            raise Damaged(f"the state in {INDEX} must have {step} ema_updates, got {state.ema_updates}")
 
     def _restored(self, found: dict[str, Any]) -> tuple[RunState, Objective, dict[str, Tensor]]:
         """The state of a checkpoint, and the objective and statistics in it. Raises `Damaged` if it is not
