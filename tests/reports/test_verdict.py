@@ -67,3 +67,9 @@ def test_another_order_than_a_models_own_has_no_part_in_it():
 
 def test_methods_of_one_name_are_told_apart_by_their_labels():
     assert "A (x) predicts held-out text better than A (y)" in said(of("x", "A", 30.0), of("y", "A", 40.0))
+
+
+def test_a_large_difference_within_a_large_error_is_not_called_equal():
+    found = said(of("a", "A", 34.1, 2.9, **SHORT), of("b", "B", 41.0, 2.6, **SHORT))
+    assert "equally well" not in found
+    assert "within the error, so it is not known which model is better" in found

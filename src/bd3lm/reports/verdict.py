@@ -9,6 +9,8 @@ from bd3lm.reports.content import Report, Run
 from bd3lm.reports.likelihoods import held_out_alike
 from bd3lm.reports.numbers import capital, perplexity_text
 
+_ABOUT_EQUAL = 1.1  # the most times as large as the best perplexity
+
 
 @dataclass(frozen=True)
 class _Standing:
@@ -80,7 +82,14 @@ def _compared(report: Report, best: _Standing, other: _Standing) -> str:
             "figure is an upper bound, so it is not known which model is better."
         )
     elif other.value - best.value <= 2 * math.hypot(best.error, other.error):
-        words = f"{first} and {second} predict held-out text about equally well: perplexity {mine} and {its}."
+        words = (
+            f"held-out text has a perplexity of {mine} under {first} and {its} under {second}: the "
+            "difference is within the error, so it is not known which model is better."
+        )
+        if other.value <= _ABOUT_EQUAL * best.value:
+            words = (
+                f"{first} and {second} predict held-out text about equally well: perplexity {mine} and {its}."
+            )
     else:
         words = f"{first} predicts held-out text better than {second}: perplexity {mine} against {its}."
     return capital(after + words)
