@@ -5,6 +5,7 @@ import itertools
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -145,6 +146,12 @@ def piped(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(text), isatty=lambda: False))
 
 
+def _in_charge() -> None:
+    """Make a process answer its terminal: tests that run in the background inherit an ignored Ctrl-C."""
+    os.close(os.open(os.ttyname(0), os.O_RDWR))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Terminal:
     """`bd3lm chat` at a terminal of its own."""
 
@@ -156,7 +163,7 @@ class Terminal:
             stdout=other,
             stderr=other,
             start_new_session=True,
-            preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # it is in charge there
+            preexec_fn=_in_charge,
             env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "60", "LINES": "30"},
         )
         os.close(other)

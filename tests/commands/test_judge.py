@@ -518,14 +518,14 @@ def test_the_command_from_end_to_end(run, judge_folder, tmp_path, capsys):
         ),
         (
             ["RUN", "--judge", "block/modle"],
-            "no folder 'block/modle' here, did you mean 'block/model'? To ask",
+            "no folder 'block/modle' here, did you mean 'block/model'? To load",
         ),
         (
             ["RUN", "--judge", "human.csv"],
             "a .gguf file or a hub id such as gpt2-large, got the file 'human.csv'",
         ),
         (["RUN", "--judge", "RUN"], "must be a causal language model that transformers can load: "),
-        (["human.csv"], "with a field text, or .txt, got the file human.csv"),
+        (["human.csv"], "with a field text, or .txt), got the file human.csv"),
         (
             ["half.jsonl"],
             "half.jsonl line 1 must have a text in its field text, or be a line of `bd3lm sample",

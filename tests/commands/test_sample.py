@@ -348,10 +348,10 @@ def test_a_tokenizer_for_a_model_saved_without_one(saved, model, tmp_path, capsy
         ),
         ("sample MODEL ab --length 0", "--length must be at least 1, got 0"),
         ("sample MODEL ab --count 0", "--count must be at least 1, got 0"),
-        ("sample MODEL ab --batch-size 0", "must be a whole number from 1 on, got 0"),
+        ("sample MODEL ab --batch-size 0", "must be a whole number, at least 1, got 0"),
         ("sample MODEL ab --top-p 2", "must lie in (0, 1], got 2.0"),
         ("sample MODEL ab --top-p 0", "must lie in (0, 1], got 0.0"),
-        ("sample MODEL ab --temperature -1", "temperature must lie in [0.001, 1000], so that"),
+        ("sample MODEL ab --temperature -1", "temperature must lie in [0.001, 1000], or be 0, which"),
         ("sample MODEL ab --top-k 0", "--top-k must be at least 1, got 0"),
         ("sample MODEL ab --steps 0", "steps must be at least 1, got 0"),
         (
@@ -403,7 +403,7 @@ def test_a_tokenizer_for_a_model_saved_without_one(saved, model, tmp_path, capsy
         ("sample AUTOREGRESSIVE ab --tokens-per-pass 2", "an autoregressive model writes token by token"),
         (
             "sample MODEL ab --projection greedy",
-            "projection must be left at its default, got greedy: it is SSD",
+            "projection must be left at its default, got greedy: only SSD-LM has projections",
         ),
         ("sample MODEL ab --entropy-floor 4", "prompt 0: entropy_window must be at most the length 16, or"),
         ("sample MODEL ab --device nonsense", "device must be cpu, cuda or cuda:N, got 'nonsense'"),
@@ -485,7 +485,7 @@ def test_speculation_is_asked_for_by_flags(words, asked, tmp_path, capsys):
     ("flags", "said"),
     [
         ({"top_p": 2.0}, r"--top-p must lie in \(0, 1\], got 2\.0"),
-        ({"batch_size": 0}, "--batch-size must be a whole number from 1 on, got 0"),
+        ({"batch_size": 0}, "--batch-size must be a whole number, at least 1, got 0"),
         ({"confidence": 2.0}, r"--confidence must lie in \(0, 1\], got 2\.0"),
         ({"entropy_bound": -1.0}, r"--entropy-bound must not be negative, got -1\.0"),
         ({"entropy_bound": float("nan")}, "--entropy-bound must not be negative, got nan"),

@@ -59,6 +59,8 @@ class Node:
             except ProcessLookupError:
                 continue
         for process in self.started:
+            if process.poll() is None:  # on a busy machine it may not have entered the namespace yet
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait(timeout=20)
 
 
