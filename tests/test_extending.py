@@ -93,6 +93,7 @@ def test_an_unmasking_rule_in_a_file_writes(rules: Path, tmp_path: Path) -> None
     assert line["evaluations"] <= 10  # two tokens a pass
 
 
+@pytest.mark.slow
 def test_the_code_from_python_runs(
     rules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -142,7 +142,7 @@ def check_line(line: str) -> None:
     assert max(map(len, (first, *more))) < 1000
 
 
-@pytest.mark.sweep(30)
+@pytest.mark.sweep(10)
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_hostile_file_is_one_entry(case: str, tmp_path: Path) -> None:
     file = tmp_path / "recipe.yaml"
@@ -150,7 +150,7 @@ def test_a_hostile_file_is_one_entry(case: str, tmp_path: Path) -> None:
     check_line(confined(lambda: outcome(lambda: from_file(file)), megabytes=200, seconds=20))
 
 
-@pytest.mark.sweep(30)
+@pytest.mark.sweep(10)
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_hostile_flag_is_a_value_or_one_entry(case: str) -> None:
     inside = "{" + HOSTILE[case].replace("\n", ", ") + "}"

@@ -212,6 +212,7 @@ class TestWithoutBd3lm:
         assert_same(network, model.network)
 
 
+@pytest.mark.slow
 def test_a_text_begins_there_as_it_does_here(exported: Path) -> None:
     tokenizer = byte_tokenizer()
     assert given(exported, "bytes")["ids"] == [tokenizer.bos_id, *tokenizer.encode("Once")]

@@ -184,9 +184,8 @@ def test_the_law_of_the_fill_comes_to_that_of_the_model_as_one_over_their_number
     assert all(far[number] <= 2 * bound / number for number in far)
 
 
-@pytest.mark.parametrize(
-    "case", ["causal", "blocks of 2", pytest.param("blocks of 4", marks=pytest.mark.slow)]
-)
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("case", ["causal", "blocks of 2", "blocks of 4"])
 @every_template
 def test_texts_follow_the_enumerated_law_of_so_many_fills(case: str, template: list[Any]) -> None:
     q, weights, _ = laws_of(case, TEMPLATES.index(template))
