@@ -24,7 +24,7 @@ from shutil import copyfileobj
 
 # As whoever runs the machine counts: the working tree goes along with each call.
 MOST = 64 * 2**20
-FIRST, SPARE = 24 * 2**20, 4 * 2**20
+FIRST, SPARE = 24 * 2**20, 2 * 2**20
 CHECKPOINT, WIKIPEDIA = "checkpoint.gguf", "wikipedia"
 _PARTS, _SUM, _OLD = "checkpoint.gz.", "checkpoint.sha256", "old.tar.gz"
 # By what must be importable: where that is missing, all of its row are taken, since they fit each other.
