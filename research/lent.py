@@ -1,7 +1,7 @@
 """What a machine without a network is lent, in pieces small enough to travel, and what it makes of them.
 
     python research/lent.py pack .carry --checkpoint SMOLLM2.gguf --wikipedia FOLDER [--old COMMIT]
-    python research/lent.py unpack .carry /tmp/lent
+    python research/lent.py unpack .carry runs/lent
 
 `pack` writes a folder for each of three calls: 1, 2 and 3. Each has a part of the checkpoint; the first also
 has the packages that the image lacks, the source of an old commit and some of Wikipedia. `unpack` may be
