@@ -461,3 +461,23 @@ def test_a_stage_that_somebody_trains_is_left_alone(trained: Trained, tmp_path: 
 def test_a_store_that_is_not_there_has_nothing_to_sweep_up(tmp_path: Path) -> None:
     CheckpointStore(tmp_path / "none").sweep_up()
     assert not (tmp_path / "none").exists()
+
+
+def test_a_whole_checkpoint_set_aside_outlives_a_damaged_one_in_its_place(
+    run: Trained, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aside = newest(run.out).with_name(f"old-step-{LAST:08d}")
+    shutil.copytree(newest(run.out), aside)
+    kept = {each.name: each.read_bytes() for each in aside.iterdir()}
+    (newest(run.out) / TENSORS).write_bytes(b"damaged")
+    assert main(["train", "--out", str(run.out), "--resume"]) == 0
+    assert "damaged" not in capsys.readouterr().err
+    assert {each.name: each.read_bytes() for each in newest(run.out).iterdir()} == kept
+    assert not aside.exists()
+
+
+def test_a_file_in_the_place_of_a_draft_is_swept_up(run: Trained) -> None:
+    file = run.out / "checkpoints" / f"tmp-step-{LAST:08d}"
+    file.write_text("in the way")
+    CheckpointStore(file.parent).sweep_up()
+    assert not file.exists()

@@ -158,12 +158,16 @@ class CheckpointStore:
         """Remove what an interrupted save left behind, and restore what it had set aside. For the one writing
         process."""
         for path in self.folder.glob("tmp-*"):
-            shutil.rmtree(path, ignore_errors=True)
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
         for path in self.folder.glob("old-step-*"):
             place = self.folder / path.name.removeprefix("old-")
             if place.exists():
-                self._discard(path)
-            else:
+                worse = place if _damage(place) and not _damage(path) else path
+                self._discard(worse)
+            if not place.exists():
                 path.rename(place)
 
     def _begin(self, draft: Path) -> None:
@@ -270,16 +274,27 @@ def _problem(
     """What is wrong with a checkpoint. Each process checks some of the files, and all get the same answer."""
 
     def look() -> str | None:
-        try:
-            index = read_index(folder)
-            check_state(index.step, index.state)
-            for name in sorted(index.files)[engine.rank :: engine.world]:
-                check_file(folder / name, index)
-        except Damaged as problem:
-            return str(problem)
-        return None
+        return _damage(folder, check_state, rank=engine.rank, world=engine.world)
 
     return next((problem for problem in _on_all(engine, look) if problem is not None), None)
+
+
+def _damage(
+    folder: Path,
+    check_state: Callable[[int, dict[str, Any]], object] = lambda step, state: None,
+    *,
+    rank: int = 0,
+    world: int = 1,
+) -> str | None:
+    """What is wrong with a checkpoint, as far as the files tell that this process checks."""
+    try:
+        index = read_index(folder)
+        check_state(index.step, index.state)
+        for name in sorted(index.files)[rank::world]:
+            check_file(folder / name, index)
+    except Damaged as problem:
+        return str(problem)
+    return None
 
 
 def _on_all(engine: Engine, work: Callable[[], Any]) -> list[Any]:
